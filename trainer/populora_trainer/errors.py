@@ -1,0 +1,19 @@
+"""Errors of the engine's edges. Each message is one sentence that names the field or file and what is allowed."""
+
+
+class PopuloraError(Exception):
+    """Base of all errors that a user can act on; the command line prints its message without a traceback."""
+
+    exit_code = 1
+
+
+class AdapterFormatError(PopuloraError):
+    """A folder is not a LoRA adapter that the population can take in."""
+
+
+class StorageError(PopuloraError):
+    """An object of a run is missing, damaged, cannot be written, or belongs to another writer."""
+
+
+class SandboxError(PopuloraError):
+    """The verifier's isolation cannot be had, or the verifier itself failed (never the program under test)."""
