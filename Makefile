@@ -1,0 +1,57 @@
+# Every target works on a fresh Linux machine with Python 3.11 or newer and a C compiler, and says what it does.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PYTEST ?= $(BIN)/python -m pytest
+CODE := api trainer tests benchmarks
+
+.PHONY: help setup demo check lint test bench reproduce nano wheel lock clean
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+setup: $(VENV)/.ready ## make .venv with the command `populora` and all that a developer needs (6 GB, mostly torch)
+
+$(VENV)/.ready: requirements/dev.txt requirements/uv.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] + "; say make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
+	@echo "Setting up $(VENV): torch and its libraries are 6 GB, which takes some minutes the first time"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --require-hashes -r requirements/uv.txt
+	$(BIN)/uv pip install --require-hashes -r requirements/dev.txt
+	$(BIN)/uv pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+demo: setup ## train 4 teachers and 4 students on the embedded base, before your eyes (under 5 minutes)
+	$(BIN)/populora run manifests/nano-4x4.yaml --output runs/nano-4x4
+
+lint: setup ## format, style, types, import contracts
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/mypy -p populora_api -p populora_trainer
+	$(BIN)/lint-imports
+
+check: lint ## lint and the fast tests (under two minutes)
+	$(PYTEST) -q -m "not slow" tests
+
+test: lint ## every check and every test
+	$(PYTEST) --durations=15 tests
+
+bench: setup ## speed of each part beside its peer, as ratios
+	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+reproduce: setup ## does it learn? population, baseline and controls over 3 seeds (under 30 minutes); writes docs/results.md
+	$(BIN)/python benchmarks/learning/reproduce.py
+
+nano: setup ## train the embedded base models again, from the seed (under an hour)
+	$(BIN)/python -m populora_trainer.nano.train
+
+wheel: setup ## build dist/*.whl
+	$(BIN)/uv build --wheel --out-dir dist
+
+lock: setup ## resolve requirements/*.txt again from pyproject.toml
+	$(BIN)/uv pip compile pyproject.toml --all-extras --universal --generate-hashes --no-emit-index-url --no-header --python-version 3.11 -o requirements/dev.txt
+	echo uv | $(BIN)/uv pip compile - --universal --generate-hashes --no-emit-index-url --no-header --python-version 3.11 -o requirements/uv.txt
+
+clean: ## remove the environment and what was built
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,0 +1,85 @@
+"""The command line `populora`: finds a command by name, runs it, and turns errors into one sentence."""
+
+import importlib
+import os
+import sys
+
+import click
+from populora_api.errors import ManifestError
+
+from populora_trainer.errors import PopuloraError
+
+COMMANDS = {
+    "run": "Train a population here; continues where an earlier run stopped.",
+    "status": "Show where a run stands: step, members, ratings, solve rates.",
+    "report": "Draw one or more runs as one self-contained HTML page.",
+    "operators": "List the evolution operators.",
+    "evolve": "Breed a child adapter from one or two parents.",
+    "evaluate": "Solve rate of a run's members on the fixed held-out problems.",
+    "sandbox": "Execute untrusted programs under the verifier's isolation.",
+    "validate": "Say what the API server would say to a manifest, offline.",
+    "crd": "Print the CustomResourceDefinition of PopulationRun.",
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are called, so that `--help` needs no torch."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names in the order in which a user meets them."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """Import `populora_trainer.commands.<name>` and return its `command`."""
+        if name not in COMMANDS:
+            return None
+        command = importlib.import_module(f"populora_trainer.commands.{name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands without importing any of them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="populora-operator", prog_name="populora")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.pass_context
+def populora(context: click.Context, debug: bool) -> None:
+    """Train co-evolving populations of LoRA teachers and students on one frozen code model."""
+    context.obj = {"debug": debug}
+
+
+def main() -> None:
+    """Run the command line. Exit code 42: the manifest is wrong; 1: any other error; 130: interrupted."""
+    debug = "--debug" in sys.argv[1:]
+    try:
+        populora.main(standalone_mode=False)
+    except click.exceptions.Exit as stop:
+        sys.exit(stop.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        click.echo("Interrupted.", err=True)
+        sys.exit(130)
+    except BrokenPipeError:
+        # The reader of our output has gone (`populora ... | head`); nothing is left to say to it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except (PopuloraError, ManifestError) as error:
+        if debug:
+            raise
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(error.exit_code)
+    except Exception as error:
+        if debug:
+            raise
+        click.echo(f"Error: {type(error).__name__}: {error} (run again with --debug for the traceback)", err=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
