@@ -1,0 +1,122 @@
+"""Text that a language model wrote, turned into parts: fenced blocks and Python syntax trees. Nothing is ever run."""
+
+import ast
+import re
+import warnings
+from typing import NamedTuple
+
+_FENCE = re.compile(r"^[ \t]*(`{3,})[ \t]*([^`\n]*?)[ \t]*$")
+_THINKING = re.compile(r"<think>.*?</think>", re.DOTALL)
+_ENTRY_NAME = "f"
+
+
+class Block(NamedTuple):
+    """One fenced block: the first word of its opening line in lower case ("" where there is none), and its text."""
+
+    tag: str
+    text: str
+
+
+def fenced_blocks(text: str) -> list[Block] | None:
+    """Return the fenced blocks of an answer in their order, or None where a fence is left open.
+
+    A fence is a line of three or more backticks, indented or not; it is closed by a line with at least as many
+    backticks and nothing else, so a block may contain shorter fences. Line ends may be CRLF. What stands between
+    `<think>` and `</think>` is dropped, and so is everything before a lone `</think>` (chat templates often put the
+    opening tag into the prompt); a `<think>` that is never closed is an answer cut off, hence None.
+    """
+    answer = _without_thinking(text.replace("\r\n", "\n").replace("\r", "\n"))
+    if answer is None:
+        return None
+    blocks: list[Block] = []
+    fence: str | None = None
+    tag, lines = "", list[str]()
+    for line in answer.split("\n"):
+        match = _FENCE.match(line)
+        if fence is None:
+            if match:
+                fence, info = match.groups()
+                tag, lines = (info.split() or [""])[0].lower(), []
+        elif match and not match[2] and len(match[1]) >= len(fence):
+            blocks.append(Block(tag, "\n".join(lines)))
+            fence = None
+        else:
+            lines.append(line)
+    return blocks if fence is None else None
+
+
+def _without_thinking(text: str) -> str | None:
+    text = _THINKING.sub("", text)
+    _, closed, after = text.rpartition("</think>")
+    text = after if closed else text
+    return None if "<think>" in text else text
+
+
+def parse_source(program: str) -> ast.Module | None:
+    """Return the syntax tree of Python source, or None where it has none (also: too deep, too large, not text)."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a model's "\d" is no concern of the log
+        try:
+            return ast.parse(program)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return None
+
+
+def normalised(program: str) -> str:
+    """Return the program's text without what its syntax tree does not hold: comments, spacing, quotes, brackets.
+
+    Two programs with equal trees have equal normalised texts. Names and docstrings stay. Text that is not Python is
+    returned stripped.
+    """
+    tree = parse_source(program)
+    if tree is None:
+        return program.strip()
+    try:
+        return ast.unparse(tree)
+    except (ValueError, RecursionError):
+        return program.strip()
+
+
+def defines_entry(program: str) -> bool:
+    """Tell whether the program parses and defines the function `f` at its top level, with any helpers."""
+    tree = parse_source(program)
+    return tree is not None and any(
+        isinstance(node, ast.FunctionDef) and node.name == _ENTRY_NAME for node in tree.body
+    )
+
+
+def argument_list(text: str) -> str | None:
+    """Return positional literal arguments in one canonical spelling, or None where the text is something else.
+
+    The text is what stands between the parentheses of a call, on one or several lines, with at least one argument. A
+    sole tuple keeps its parentheses: `(1, 2)` is one argument, `1, 2` are two.
+    """
+    call = _single_expression(f"{_ENTRY_NAME}(\n{text}\n)")
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.keywords or not call.args:
+        return None
+    arguments = [_canonical(argument) for argument in call.args]
+    return None if None in arguments else ", ".join(filter(None, arguments))
+
+
+def literal_text(text: str) -> str | None:
+    """Return one literal in canonical spelling, or None where the text is something else.
+
+    A tuple without parentheses, `1, 2`, counts as the tuple it is in Python.
+    """
+    value = _single_expression(text.strip())
+    return None if value is None else _canonical(value)
+
+
+def _single_expression(source: str) -> ast.expr | None:
+    tree = parse_source(source)
+    if tree is None or len(tree.body) != 1 or not isinstance(tree.body[0], ast.Expr):
+        return None
+    return tree.body[0].value
+
+
+def _canonical(node: ast.expr) -> str | None:
+    try:
+        ast.literal_eval(node)
+        return ast.unparse(node)
+    except (ValueError, TypeError, MemoryError, RecursionError):
+        return None
