@@ -22,7 +22,7 @@ DECISIONS = [
     ("assert a", 1),
     ("with a as b:\n        pass", 0),
     (
-        "match a:\n        case 1:\n            a\n        case [x, *y]:\n            a\n        case _:\n            a",
+        "match a:\n        case 1: a\n        case [x, *y]: a\n        case _: a",
         2,
     ),
     ("match a:\n        case x if x > 1:\n            pass", 1),

@@ -6,7 +6,7 @@ import warnings
 from typing import NamedTuple
 
 _FENCE = re.compile(r"^[ \t]*(`{3,})[ \t]*([^`\n]*?)[ \t]*$")
-_THINKING = re.compile(r"<think>.*?</think>", re.DOTALL)
+_LONE_CLOSE = re.compile(r"</think>[ \t]*$", re.MULTILINE)
 _ENTRY_NAME = "f"
 
 
@@ -21,9 +21,11 @@ def fenced_blocks(text: str) -> list[Block] | None:
     """Return the fenced blocks of an answer in their order, or None where a fence is left open.
 
     A fence is a line of three or more backticks, indented or not; it is closed by a line with at least as many
-    backticks and nothing else, so a block may contain shorter fences. Line ends may be CRLF. What stands between
-    `<think>` and `</think>` is dropped, and so is everything before a lone `</think>` (chat templates often put the
-    opening tag into the prompt); a `<think>` that is never closed is an answer cut off, hence None.
+    backticks and nothing else, so a block may contain shorter fences. Line ends may be CRLF.
+
+    Thinking is dropped: an answer that starts with `<think>` counts from the first `</think>` on (None where there is
+    none: cut off), and any other from after the first line that ends in `</think>`, because chat templates often put
+    the opening tag into the prompt. The tags mean nothing elsewhere, so they may stand in a program's strings.
     """
     answer = _without_thinking(text.replace("\r\n", "\n").replace("\r", "\n"))
     if answer is None:
@@ -46,10 +48,11 @@ def fenced_blocks(text: str) -> list[Block] | None:
 
 
 def _without_thinking(text: str) -> str | None:
-    text = _THINKING.sub("", text)
-    _, closed, after = text.rpartition("</think>")
-    text = after if closed else text
-    return None if "<think>" in text else text
+    if text.lstrip().startswith("<think>"):
+        _, closed, after = text.partition("</think>")
+        return after if closed else None
+    closing = _LONE_CLOSE.search(text)
+    return text[closing.end() :] if closing else text
 
 
 def parse_source(program: str) -> ast.Module | None:

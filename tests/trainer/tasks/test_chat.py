@@ -1,0 +1,260 @@
+import ast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from populora_trainer.tasks.chat import (
+    ASKED_FUNCTION_INPUTS,
+    ChatTemplate,
+    proposal_completion,
+    solution_completion,
+)
+from populora_trainer.tasks.problem import TASK_TYPES, Problem
+from populora_trainer.tasks.templates import Message
+
+TEMPLATE = ChatTemplate()
+PROGRAM = "def f(a, b=1):\n    return a + b"
+REFERENCE = Problem("code_o", PROGRAM, ("3, 4",), ("7",))
+FUNCTION = Problem("code_f", PROGRAM, ("1", "2", "3, 4", "5"), ("2", "3", "7", "6"), "Adds, by one unless told.")
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-99, 99) | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.tuples(inner, inner) | st.dictionaries(st.text(), inner, max_size=2),
+    max_leaves=5,
+)
+
+
+def test_thinking_tags_mean_nothing_inside_of_an_answer():
+    assert TEMPLATE.parse_solution(REFERENCE, "```output\n'<think> </think> x'\n```") == "'<think> </think> x'"
+
+
+def canonical(value):
+    return ast.unparse(ast.parse(repr(value), mode="eval"))
+
+
+ARGUMENTS = st.lists(VALUES.map(canonical), min_size=1, max_size=3).map(", ".join)
+PROGRAMS = st.builds(
+    lambda text, number: (
+        f"def g(x):\n    return {text!r}\n\nclass C:\n    '''\n    ```\n    '''\n\ndef f(a):\n    return {number}"
+    ),
+    st.text(max_size=10).filter(str.isprintable),
+    st.integers(0, 99),
+)
+PROPOSALS = st.one_of(
+    st.builds(
+        lambda task, program, given: Problem(task, program, (given,)),
+        st.sampled_from(["code_i", "code_o"]),
+        PROGRAMS,
+        ARGUMENTS,
+    ),
+    st.builds(
+        lambda program, given, message: Problem("code_f", program, tuple(given), message=message),
+        PROGRAMS,
+        st.lists(ARGUMENTS, min_size=2, max_size=12),
+        st.text(st.characters(codec="ascii", exclude_categories=["C"]) | st.sampled_from("`\n"), min_size=1)
+        .map(str.strip)
+        .filter(lambda text: text and "</think>" not in text),
+    ),
+)
+PROSE = st.sampled_from(["", "Sure, here you are.\n\n", "<think>\n```python\ndef f(x): return 0\n```\n</think>\n\n"])
+
+
+@given(PROPOSALS, PROSE, st.sampled_from(["\n", "\r\n"]))
+def test_a_proposal_in_the_format_is_read_as_it_was_meant(problem, prose, newline):
+    reference = Problem("code_o", problem.program, ("1",), ("1",))
+    text = (prose + proposal_completion(problem) + "\nDone.").replace("\n", newline)
+    assert TEMPLATE.parse_proposal(problem.task, text, [reference]) == problem
+
+
+@given(VALUES.map(canonical), PROSE)
+def test_an_output_in_the_format_is_read_as_it_was_meant(value, prose):
+    text = prose + solution_completion("code_o", value)
+    assert TEMPLATE.parse_solution(REFERENCE, text) == value
+
+
+@given(ARGUMENTS, PROSE)
+def test_an_input_in_the_format_is_read_as_it_was_meant(arguments, prose):
+    problem = Problem("code_i", PROGRAM, ("1",), ("2",))
+    assert TEMPLATE.parse_solution(problem, prose + solution_completion("code_i", arguments)) == arguments
+
+
+@given(PROGRAMS, PROSE)
+def test_a_program_in_the_format_is_read_as_it_was_meant(program, prose):
+    assert TEMPLATE.parse_solution(FUNCTION, prose + solution_completion("code_f", program)) == program
+
+
+@given(
+    st.lists(
+        st.sampled_from(["```", "```python", "```input", "```message", "def f(a): return a", "1", "<think>", "\r"])
+    ),
+    st.sampled_from(TASK_TYPES),
+)
+def test_garbage_is_read_or_refused_and_never_raises(lines, task):
+    text = "\n".join(lines)
+    problem = TEMPLATE.parse_proposal(task, text, [REFERENCE])
+    assert problem is None or (problem.task == task and problem.inputs and not problem.outputs)
+    answer = TEMPLATE.parse_solution(Problem(task, PROGRAM, ("1", "2"), ("2", "3")), text)
+    assert answer is None or answer
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "```python\ndef f(a):\n    return a\n```",
+        "```input\n1\n```",
+        "```python\ndef g(a):\n    return a\n```\n```input\n1\n```",
+        "```python\ndef f(a) return a\n```\n```input\n1\n```",
+        "```python\ndef f(a):\n    return a\n```\n```input\n1",
+        "```python\ndef f(a):\n    return a\n```\n```input\na=1\n```",
+        "```python\ndef f(a):\n    return a\n```\n```input\n```",
+        "def f(a):\n    return a\n\n1",
+        "",
+    ],
+)
+def test_a_proposal_without_both_parts_is_malformed(text):
+    assert TEMPLATE.parse_proposal("code_o", text, [REFERENCE]) is None
+
+
+def test_missing_tags_are_filled_in_order_where_that_is_unambiguous():
+    bare = "```\ndef f(a):\n    return a\n```\n\n```\n1\n```"
+    assert TEMPLATE.parse_proposal("code_i", bare, []) == Problem("code_i", "def f(a):\n    return a", ("1",))
+    assert TEMPLATE.parse_proposal("code_i", "```\nnotes\n```\n" + bare, []) is None
+    half = "```python\ndef f(a):\n    return a\n```\n\n```\n1\n```"
+    assert TEMPLATE.parse_proposal("code_i", half, []) == Problem("code_i", "def f(a):\n    return a", ("1",))
+
+
+def test_the_last_block_of_a_tag_counts():
+    first = proposal_completion(Problem("code_o", "def f(a):\n    return 1", ("1",)))
+    second = proposal_completion(Problem("code_o", "def f(a):\n    return 2", ("2",)))
+    found = TEMPLATE.parse_proposal("code_o", f"{first}\nNo, better:\n{second}", [])
+    assert (found.program, found.inputs) == ("def f(a):\n    return 2", ("2",))
+    assert TEMPLATE.parse_solution(REFERENCE, "```output\n6\n```\nWait.\n```output\n7\n```") == "7"
+    assert TEMPLATE.parse_solution(REFERENCE, "```output\n6\n```\n```\nscratch\n```") == "6"
+    assert TEMPLATE.parse_solution(REFERENCE, "```\n6\n```\n```\n7\n```") == "7"
+
+
+@pytest.mark.parametrize("count", [1, 13])
+def test_a_function_proposal_needs_a_sensible_number_of_inputs(count):
+    inputs = tuple(map(str, range(count)))
+    text = proposal_completion(Problem("code_f", PROGRAM, inputs, message="hint"))
+    assert TEMPLATE.parse_proposal("code_f", text, [REFERENCE]) is None
+
+
+def test_a_function_proposal_needs_a_message_and_readable_inputs():
+    blocks = "```input\n1\n```\n```input\n2\n```\n"
+    assert TEMPLATE.parse_proposal("code_f", blocks, [REFERENCE]) is None
+    assert TEMPLATE.parse_proposal("code_f", blocks + "```message\n \n```", [REFERENCE]) is None
+    assert TEMPLATE.parse_proposal("code_f", blocks + "```input\nx\n```\n```message\nhint\n```", [REFERENCE]) is None
+    assert TEMPLATE.parse_proposal("code_f", blocks + "```message\nhint\n```", [REFERENCE]).inputs == ("1", "2")
+
+
+def content(prompt):
+    assert [message.role for message in prompt] == ["user"]
+    return prompt[0].content
+
+
+@pytest.mark.parametrize("task", ["code_i", "code_o"])
+def test_a_proposer_sees_every_reference_with_its_output(task):
+    other = Problem("code_o", "def f(s):\n    return s[::-1]", ("'ab'",), ("'ba'",))
+    text = content(TEMPLATE.propose(task, [REFERENCE, other]))
+    for part in (PROGRAM, "3, 4", "7", other.program, "'ab'", "'ba'"):
+        assert f"\n{part}\n" in text
+    assert "Example" not in content(TEMPLATE.propose(task, []))
+
+
+def test_a_function_proposer_sees_the_program_and_no_pairs():
+    text = content(TEMPLATE.propose("code_f", [REFERENCE]))
+    assert PROGRAM in text
+    assert f"{ASKED_FUNCTION_INPUTS} inputs" in text
+    assert "3, 4" not in text
+    with pytest.raises(ValueError, match="first reference"):
+        TEMPLATE.propose("code_f", [])
+
+
+def test_students_see_what_the_task_gives_and_nothing_of_the_answer():
+    program = "def f(a):\n    return a * 1000"
+    output = content(TEMPLATE.solve(Problem("code_o", program, ("12",), ("12000",))))
+    assert program in output
+    assert "\n12\n" in output
+    assert "12000" not in output
+    given_output = content(TEMPLATE.solve(Problem("code_i", program, ("12",), ("12000",))))
+    assert program in given_output
+    assert "\n12000\n" in given_output
+    assert "\n12\n" not in given_output
+
+
+def test_a_function_student_sees_half_of_the_pairs_and_the_message():
+    problem = Problem(
+        "code_f", "def f(a):\n    return a * 7", ("11", "22", "33", "44"), ("77", "154", "231", "308"), "x ```\n<b>"
+    )
+    text = content(TEMPLATE.solve(problem))
+    for part in ("11", "77", "22", "154", "x ```\n<b>"):
+        assert f"\n{part}\n" in text
+    for hidden in ("33", "231", "44", "308", problem.program):
+        assert hidden not in text
+
+
+def test_prompts_show_the_blocks_that_the_parser_reads():
+    for task in TASK_TYPES:
+        assert "```input" in content(TEMPLATE.propose(task, [REFERENCE]))
+    assert "```output" in content(TEMPLATE.solve(REFERENCE))
+    assert "```python" in content(TEMPLATE.solve(FUNCTION))
+
+
+class Characters:
+    """A tokenizer of characters with one special token, 0."""
+
+    eos_token_id = 0
+    chat_template: str | None = None
+
+    def encode(self, text, *, add_special_tokens=True):
+        return [1] * add_special_tokens + [ord(letter) for letter in text]
+
+    def decode(self, token_ids, *, skip_special_tokens=False):
+        return "".join(chr(token) for token in token_ids if not (skip_special_tokens and token < 2))
+
+    def get_vocab(self):
+        return {}
+
+    def apply_chat_template(self, conversation, *, tokenize, add_generation_prompt):
+        assert not tokenize
+        assert add_generation_prompt
+        return "".join(f"<{turn['role']}>{turn['content']}" for turn in conversation) + "<assistant>"
+
+
+def test_messages_go_through_the_tokenizers_own_template():
+    tokenizer = Characters()
+    tokenizer.chat_template = "{{ messages }}"
+    ids = TEMPLATE.encode(tokenizer, (Message("user", "hi"),))
+    assert ids == [ord(letter) for letter in "<user>hi<assistant>"]
+
+
+def test_a_tokenizer_without_a_template_gets_a_plain_dialogue():
+    ids = TEMPLATE.encode(Characters(), (Message("user", "hi"),))
+    assert ids == [1, *(ord(letter) for letter in "User: hi\n\nAssistant:")]
+
+
+def test_decoding_stops_at_the_end_of_sequence():
+    assert TEMPLATE.decode(Characters(), [104, 105, 0, 106]) == "hi"
+
+
+def test_a_compact_prompt_is_refused():
+    with pytest.raises(TypeError, match="messages"):
+        TEMPLATE.encode(Characters(), "<o>")
+
+
+def test_a_real_tokenizer_of_transformers_takes_the_prompts():
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({"<eos>": 0, "<unk>": 1, "user": 2, "assistant": 3, "hi": 4}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>", unk_token="<unk>")
+    assert TEMPLATE.encode(tokenizer, (Message("user", "hi"),))[1:3] == [1, 4]
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}"
+        "{% if add_generation_prompt %}assistant{% endif %}"
+    )
+    assert TEMPLATE.encode(tokenizer, (Message("user", "hi"),)) == [2, 4, 3]
+    assert TEMPLATE.decode(tokenizer, [4, 0, 4]) == "hi"
