@@ -11,6 +11,10 @@ class AdapterFormatError(PopuloraError):
     """A folder is not a LoRA adapter that the population can take in."""
 
 
+class OperatorError(PopuloraError):
+    """An evolution operator cannot make a child: unknown id, parameter out of range, or parents that do not fit."""
+
+
 class StorageError(PopuloraError):
     """An object of a run is missing, damaged, cannot be written, or belongs to another writer."""
 
