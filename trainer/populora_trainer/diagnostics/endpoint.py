@@ -1,0 +1,127 @@
+"""The HTTP endpoint of a run: `/metrics` for Prometheus, `/status` for people and the controller, `/healthz`."""
+
+import json
+import socket
+import threading
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+
+from prometheus_client.exposition import choose_encoder
+
+from populora_trainer.diagnostics.prometheus import RunMonitor
+from populora_trainer.errors import PopuloraError
+
+_REQUEST_TIMEOUT_SECONDS = 10
+_POLL_SECONDS = 0.1  # how long closing may take
+
+
+def parse_listen(listen: str) -> tuple[str, int]:
+    """Split HOST:PORT; an IPv6 host stands in brackets, an empty host means all interfaces, port 0 means any free one.
+
+    Raises:
+        PopuloraError: the text is no such address.
+    """
+    host, colon, port = listen.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise PopuloraError(f"--listen {listen!r}: an IPv6 address stands in brackets, as in [::1]:9090.")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise PopuloraError(f"--listen {listen!r}: expected HOST:PORT with a port from 0 to 65535.")
+    return host, int(port)
+
+
+class Endpoint:
+    """Serves a monitor over HTTP in daemon threads from construction until `close`; a context manager.
+
+    Attributes:
+        host: the address that is bound.
+        port: the port that is bound, also where 0 was asked for.
+    """
+
+    def __init__(self, listen: str, monitor: RunMonitor) -> None:
+        """Bind and serve.
+
+        Raises:
+            PopuloraError: the address is malformed, taken, or not this machine's.
+        """
+        host, port = parse_listen(listen)
+
+        class Handler(_Handler):
+            pass
+
+        Handler.monitor = monitor
+        try:
+            family, *_, address = socket.getaddrinfo(
+                host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+
+            class Server(ThreadingHTTPServer):
+                address_family = family
+                daemon_threads = True
+                block_on_close = False
+
+            self._server = Server((str(address[0]), int(address[1])), Handler)
+        except OSError as error:
+            raise PopuloraError(f"--listen {listen}: cannot serve there ({error.strerror or error}).") from error
+        self.host, self.port = self._server.server_address[:2]
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(_POLL_SECONDS,), name="populora-endpoint", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        """The address to open."""
+        host = str(self.host)
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+    def close(self) -> None:
+        """Stop serving and free the port."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def __enter__(self) -> "Endpoint":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    monitor: RunMonitor
+    timeout = _REQUEST_TIMEOUT_SECONDS
+    protocol_version = "HTTP/1.1"
+    server_version = "populora"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        match self.path.partition("?")[0]:
+            case "/metrics":
+                encode, content_type = choose_encoder(self.headers.get("Accept", ""))
+                self._answer(HTTPStatus.OK, encode(self.monitor.registry), content_type)
+            case "/status":
+                body = json.dumps(self.monitor.status(), allow_nan=False, indent=2).encode() + b"\n"
+                self._answer(HTTPStatus.OK, body, "application/json")
+            case "/healthz":
+                self._answer(HTTPStatus.OK, b"ok\n", "text/plain; charset=utf-8")
+            case _:
+                self._answer(HTTPStatus.NOT_FOUND, b"/metrics /status /healthz\n", "text/plain; charset=utf-8")
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def _answer(self, status: HTTPStatus, body: bytes, content_type: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Stay silent: the terminal belongs to the run's progress."""
