@@ -36,6 +36,8 @@ def check(document: Document) -> tuple[PopulationRun | None, list[Problem]]:
 
     Rules over several fields are checked even where other fields are wrong, unless they read a wrong one.
     """
+    if document.value is None and document.problems:
+        return None, document.problems
     if problem := _not_a_run(document):
         return None, [*document.problems, problem]
     value = _as_server_sees(document.value, structural_schema())

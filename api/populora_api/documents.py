@@ -19,7 +19,7 @@ from populora_api.errors import Problem
 Path: TypeAlias = tuple[str | int, ...]
 """Where a value is: field names and list indices from the document's root."""
 
-MAX_BYTES = 1 << 20
+MAX_BYTES = 1 << 18
 MAX_VALUES = 20_000
 MAX_DEPTH = 64
 
@@ -96,7 +96,7 @@ def read_documents(text: bytes, source: str) -> tuple[list[Document], list[Probl
         The documents, and the problems because of which the rest of the file could not be read.
     """
     if len(text) > MAX_BYTES:
-        return [], [Problem(source, "", f"{len(text)} bytes are not allowed: at most {MAX_BYTES}")]
+        return [], [Problem(source, "", f"this file is too large: at most {MAX_BYTES} bytes are allowed")]
     try:
         decoded = text.decode("utf-8-sig")
     except UnicodeDecodeError as error:

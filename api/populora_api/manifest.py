@@ -8,7 +8,7 @@ import yaml
 from pydantic import JsonValue
 
 from populora_api.checking import check, show_value
-from populora_api.documents import Document, read_documents
+from populora_api.documents import MAX_BYTES, Document, read_documents
 from populora_api.errors import ManifestError, Problem
 from populora_api.overrides import apply_override
 from populora_api.resource import KIND, PopulationRun
@@ -52,22 +52,19 @@ def load_manifest(
 
 def check_file(path: str | Path) -> tuple[list[PopulationRun], list[Problem]]:
     """Return the valid PopulationRuns of a file and every problem of it; documents of other kinds are problems."""
-    documents, problems = read_manifest(path)
-    if not documents and not problems:
-        problems = [Problem(str(path), "", f"the file is empty: a {KIND} is needed")]
-    runs = []
-    for document in documents:
-        run, found = check(document)
-        problems = [*found, *problems]
-        if run is not None:
-            runs.append(run)
-    return runs, problems
+    documents, unreadable = read_manifest(path)
+    if not documents and not unreadable:
+        unreadable = [Problem(str(path), "", f"the file is empty: a {KIND} is needed")]
+    checked = [check(document) for document in documents]
+    problems = [problem for _, found in checked for problem in found]
+    return [run for run, _ in checked if run is not None], [*problems, *unreadable]
 
 
 def read_manifest(path: str | Path) -> tuple[list[Document], list[Problem]]:
     """Read the YAML documents of a file; a file that cannot be read is a problem."""
     try:
-        text = Path(path).read_bytes()
+        with open(path, "rb") as file:
+            text = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         return [], [Problem(str(path), "", f"cannot be read: {reason}")]

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationInfo, model_validator
 
-from populora_api.fields import LABEL_NAME, LabelMap, Matches, Model
+from populora_api.fields import LabelMap, Matches, Model
 from populora_api.rules import broken_rules
 from populora_api.spec import Spec
 from populora_api.status import Status
@@ -15,7 +15,7 @@ KIND: Literal["PopulationRun"] = "PopulationRun"
 API_VERSION: Literal["populora.dev/v1alpha1"] = "populora.dev/v1alpha1"
 
 RUN_NAME = Matches(
-    rf"[a-z]({LABEL_NAME})?",
+    r"[a-z]([-a-z0-9]*[a-z0-9])?",
     "at most 40 lower-case letters, digits and '-', beginning with a letter and not ending with '-'",
 )
 """Names of children and their DNS names are made from the run's name and must stay under 63 characters."""

@@ -4,7 +4,9 @@ Defaults are the paper's (arXiv 2605.16727) unless a description says otherwise.
 are in `rules.py`.
 """
 
+from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import unquote
 
 from pydantic import Field
 
@@ -402,6 +404,12 @@ class Storage(Model):
     credentials_secret_ref: SecretReference | None = Field(
         default=None, description="Secret with the S3 credentials; without it, the pod's own identity is used."
     )
+
+    @property
+    def folder(self) -> Path | None:
+        """The local folder of a `file://` uri, None for another kind."""
+        scheme, _, rest = self.uri.partition("://")
+        return Path(unquote(rest)) if scheme == "file" else None
 
 
 class HeldOut(Model):
