@@ -1,0 +1,174 @@
+"""How a case is decided: pure logic that asks for runs and never runs anything itself."""
+
+from collections.abc import Generator
+from dataclasses import dataclass
+
+from populora_trainer.sandbox import literals
+from populora_trainer.sandbox.verdicts import REFUSED_BEFORE_RUNNING, Case, Judgement, Kind, Limits, Verdict
+
+_DETAIL_CHARS = 200
+_FROM_PROGRAM = frozenset(Verdict) - {
+    Verdict.CORRECT,
+    Verdict.WRONG_OUTPUT,
+    Verdict.BAD_LITERAL,
+    Verdict.INPUT_LIMIT,
+    Verdict.NONDETERMINISTIC,
+    Verdict.TIMEOUT,
+}
+# What the second run may report about itself; any other difference between two runs is the program's.
+_OF_THE_MACHINE = frozenset({Verdict.TIMEOUT, Verdict.MEMORY, Verdict.CRASHED})
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A program with the argument lists to call it on, as canonical text."""
+
+    program: str
+    inputs: tuple[str, ...]
+
+    def job_inputs(self, second: bool) -> str:
+        """Return the literal list of argument tuples; reversed in the second run.
+
+        All inputs of a run share one process. A program whose outputs depend on earlier calls gives different outputs
+        in reversed order, and is found out as non-deterministic at no further cost.
+        """
+        inputs = self.inputs[::-1] if second else self.inputs
+        return "[" + ", ".join([f"({arguments},)" if arguments else "()" for arguments in inputs]) + "]"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one run, or both runs together, came to; one canonical output per input where the verdict is valid."""
+
+    verdict: Verdict
+    outputs: tuple[str, ...] = ()
+    detail: str = ""
+
+
+def read_record(record: bytes, nonce: bytes, run: Run, *, second: bool, limits: Limits) -> Outcome:
+    """Return what a program's process wrote about itself; anything not well-formed is a crash.
+
+    The program shares that process and may have written the record. It can only misstate its own result: the record
+    is a verdict and canonical literals, and nothing in it is executed.
+    """
+    garbled = Outcome(Verdict.CRASHED, detail="the process ended without a well-formed result")
+    if not record.startswith(nonce):
+        return garbled
+    try:
+        head, _, text = record[len(nonce) :].decode().partition("\n")
+    except UnicodeDecodeError:
+        return garbled
+    if head not in _FROM_PROGRAM:
+        return garbled
+    verdict = Verdict(head)
+    if verdict is not Verdict.VALID:
+        detail = "".join([character if character.isprintable() else " " for character in text[:_DETAIL_CHARS]])
+        return Outcome(verdict, detail=detail)
+    outputs = tuple(text.split("\n"))
+    if len(outputs) != len(run.inputs) or not all(
+        literals.is_canonical(output, limits.max_output_chars) for output in outputs
+    ):
+        return garbled
+    return Outcome(verdict, outputs[::-1] if second else outputs)
+
+
+def join(first: Outcome, second: Outcome) -> Outcome:
+    """Return what two runs under different hash seeds come to, the first of them valid."""
+    if second.verdict in _OF_THE_MACHINE or second == first:
+        return second
+    if second.verdict is not Verdict.VALID:
+        return Outcome(Verdict.NONDETERMINISTIC, detail=f"the second run ends in {second.verdict}: {second.detail}")
+    pairs = [pair for pair in zip(first.outputs, second.outputs, strict=True) if pair[0] != pair[1]]
+    return Outcome(Verdict.NONDETERMINISTIC, detail=_short(f"two runs give {pairs[0][0]} and {pairs[0][1]}"))
+
+
+def judge(case: Case, limits: Limits) -> Generator[Run, Outcome, Judgement]:
+    """Decide a case: yields the runs it needs, is sent their outcomes, returns the judgement."""
+    inputs = case.inputs
+    outputs = case.outputs
+    if outputs and len(outputs) != len(inputs):
+        raise ValueError(f"case {case.id}: {len(outputs)} outputs for {len(inputs)} inputs")
+    if case.answer is not None and (refused := _refuse_answer(case, limits)):
+        return refused
+    if not outputs:
+        if (case.task == "code_f" and not inputs) or (case.task != "code_f" and len(inputs) != 1):
+            wanted = "at least one input" if case.task == "code_f" else "exactly one input"
+            return _judgement(case, Verdict.BAD_LITERAL, "invalid", detail=f"{case.task} needs {wanted}")
+        if len(case.program) > limits.max_program_chars:
+            return _judgement(case, Verdict.INPUT_LIMIT, "invalid", detail=_too_long("program", limits))
+        try:
+            inputs = tuple([_canonical_arguments(text, limits) for text in inputs])
+        except (literals.NotLiteral, literals.TooLarge) as error:
+            return _judgement(case, _literal_verdict(error), "invalid", detail=f"input: {error}")
+        outcome = yield Run(case.program, inputs)
+        if outcome.verdict is not Verdict.VALID:
+            return _judgement(case, outcome.verdict, "invalid", inputs, detail=outcome.detail)
+        outputs = outcome.outputs
+    if case.answer is None:
+        return _judgement(case, Verdict.VALID, "valid", inputs, outputs)
+
+    if case.task == "code_o":
+        value = literals.parse_literal(case.answer, limits.max_output_chars)
+        given = Outcome(Verdict.VALID, (literals.canonical(value, limits.max_output_chars),))
+    elif case.task == "code_i":
+        arguments = _canonical_arguments(case.answer, limits)
+        if (arguments,) == inputs:
+            given = Outcome(Verdict.VALID, outputs)
+        else:
+            given = yield Run(case.program, (arguments,))
+    else:
+        given = yield Run(case.answer, inputs)
+    if given.verdict is not Verdict.VALID:
+        # code_i runs the problem's program, so that only a code_f answer can be refused before it runs.
+        kind: Kind = "malformed" if case.task == "code_f" and given.verdict in REFUSED_BEFORE_RUNNING else "wrong"
+        return _judgement(case, given.verdict, kind, inputs, detail=given.detail)
+    if given.outputs == outputs:
+        return _judgement(case, Verdict.CORRECT, "correct", inputs, outputs)
+    pairs = [pair for pair in zip(given.outputs, outputs, strict=True) if pair[0] != pair[1]]
+    detail = _short(f"{len(pairs)} of {len(outputs)} outputs differ: gives {pairs[0][0]}, not {pairs[0][1]}")
+    return _judgement(case, Verdict.WRONG_OUTPUT, "wrong", inputs, given.outputs, detail)
+
+
+def _refuse_answer(case: Case, limits: Limits) -> Judgement | None:
+    """Refuse an answer that is not even of the right form, before anything runs."""
+    answer = case.answer or ""
+    if case.task == "code_f":
+        if len(answer) > limits.max_program_chars:
+            return _judgement(case, Verdict.INPUT_LIMIT, "malformed", detail=_too_long("answer", limits))
+        return None
+    try:
+        if case.task == "code_o":
+            literals.canonical(literals.parse_literal(answer, limits.max_output_chars), limits.max_output_chars)
+        else:
+            _canonical_arguments(answer, limits)
+    except (literals.NotLiteral, literals.TooLarge) as error:
+        return _judgement(case, _literal_verdict(error), "malformed", detail=f"answer: {error}")
+    return None
+
+
+def _canonical_arguments(text: str, limits: Limits) -> str:
+    arguments = literals.parse_arguments(text, limits.max_output_chars)
+    return literals.canonical_arguments(arguments, limits.max_output_chars)
+
+
+def _literal_verdict(error: ValueError) -> Verdict:
+    return Verdict.INPUT_LIMIT if isinstance(error, literals.TooLarge) else Verdict.BAD_LITERAL
+
+
+def _too_long(what: str, limits: Limits) -> str:
+    return f"{what} longer than {limits.max_program_chars} characters"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _DETAIL_CHARS else text[: _DETAIL_CHARS - 3] + "..."
+
+
+def _judgement(
+    case: Case,
+    verdict: Verdict,
+    kind: Kind,
+    inputs: tuple[str, ...] | None = None,
+    outputs: tuple[str, ...] = (),
+    detail: str = "",
+) -> Judgement:
+    return Judgement(case.id, verdict, kind, case.inputs if inputs is None else inputs, outputs, detail)

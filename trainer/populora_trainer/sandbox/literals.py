@@ -1,0 +1,238 @@
+"""Canonical literals: the only form in which values enter, leave and are compared by the verifier.
+
+Values are None, bool, int, finite float and complex, str, bytes, and list, tuple, dict, set of such, each of exactly
+that type: a subclass is refused, because its methods are the program's. frozenset has no literal and is refused too.
+
+Two values are equal for the verifier when their canonical texts are equal. That is Python's `==` made type-strict:
+`1`, `1.0` and `True` differ, while the order of a dict, the order of a set and the sign of a zero make no difference.
+
+Inputs keep the order of dicts and the sign of zeros (`as_written`), since a program can see both.
+"""
+
+import ast
+import re
+import warnings
+from collections.abc import Callable
+
+MAX_DEPTH = 50
+DEFAULT_MAX_CHARS = 4096
+
+# Bound here, before any program runs: patching `builtins` later does not reach these.
+_type, _repr, _len, _sorted = type, repr, len, sorted
+
+_PLAIN = re.compile(r"0|-?[1-9][0-9]{0,4000}|True|False|None|'[ !#-&(-\[\]-~]*'")
+
+# A model may write '\d'; that is a valid literal, and the compiler's warning about it helps nobody here.
+for _category in (SyntaxWarning, DeprecationWarning):
+    warnings.filterwarnings("ignore", module=r"<literal>", category=_category)
+
+
+class NotLiteral(ValueError):  # noqa: N818 - a finding about a value, not a failure of the verifier
+    """A text is not a literal, or a value has no literal."""
+
+
+class TooLarge(ValueError):  # noqa: N818
+    """A literal has more characters than allowed; it is never cut."""
+
+
+def canonical(value: object, max_chars: int = DEFAULT_MAX_CHARS, *, as_written: bool = False) -> str:
+    """Return the canonical literal text of a value; it never calls a method of the value's own class.
+
+    Args:
+        value: any object; shared and cyclic containers are fine, cycles and anything deeper than 50 are refused.
+        max_chars: longest text allowed, in characters.
+        as_written: keep the order of dict items and the sign of zeros, which equality ignores.
+
+    Raises:
+        NotLiteral: a part of the value is of another type, not finite, cyclic or nested too deeply.
+        TooLarge: the text would be longer than `max_chars`.
+    """
+    text = _write(value, 0, [0], max_chars, as_written)
+    if _len(text) > max_chars:
+        raise TooLarge(f"longer than {max_chars} characters")
+    return text
+
+
+def canonical_arguments(arguments: tuple[object, ...], max_chars: int = DEFAULT_MAX_CHARS) -> str:
+    """Return an argument list as text without the outer parentheses, e.g. `3, [1, 2]`; as written, see `canonical`.
+
+    Raises:
+        NotLiteral, TooLarge: as `canonical`.
+    """
+    text = ", ".join([canonical(argument, max_chars, as_written=True) for argument in arguments])
+    if len(text) > max_chars:
+        raise TooLarge(f"longer than {max_chars} characters")
+    return text
+
+
+def parse_literal(text: str, max_chars: int = DEFAULT_MAX_CHARS) -> object:
+    """Return the value of a literal text; nothing is executed.
+
+    Surrounding white space is ignored. `1, 2` is the tuple `(1, 2)`, and `set()` the empty set, as in
+    `ast.literal_eval`.
+
+    Raises:
+        NotLiteral: the text is anything else: a call, a name, a comprehension, an f-string, `inf`, ...
+        TooLarge: the text is longer than `max_chars`.
+    """
+    return _evaluate(_parse(text.strip(), max_chars), 0)
+
+
+def parse_arguments(text: str, max_chars: int = DEFAULT_MAX_CHARS) -> tuple[object, ...]:
+    """Return the values of a positional argument list, e.g. of `3, [1, 2]`; blank text is no argument at all.
+
+    Keyword arguments and `*unpacking` are not literals and are refused.
+
+    Raises:
+        NotLiteral, TooLarge: as `parse_literal`.
+    """
+    bracketed = f"[{text.strip()}]"
+    node = _parse(bracketed, max_chars + 2)
+    # The one list must begin at the first and end at the last character: `1], [2` closes the bracket itself.
+    ends = (node.lineno, node.col_offset) == (1, 0) and node.end_col_offset == len(
+        bracketed.rsplit("\n", 1)[-1].encode()
+    )
+    if not (isinstance(node, ast.List) and ends and node.end_lineno == bracketed.count("\n") + 1):
+        raise NotLiteral("not a list of arguments")
+    return tuple([_evaluate(element, 0) for element in node.elts])
+
+
+def is_canonical(text: str, max_chars: int = DEFAULT_MAX_CHARS) -> bool:
+    """Say whether `text` is exactly what `canonical` returns for some value; for texts from untrusted processes."""
+    if _len(text) <= max_chars and _PLAIN.fullmatch(text):
+        return True
+    try:
+        return canonical(parse_literal(text, max_chars), max_chars) == text
+    except (NotLiteral, TooLarge):
+        return False
+
+
+def _write(value: object, depth: int, spent: list[int], max_chars: int, as_written: bool) -> str:
+    kind = _type(value)
+    if value is None or kind is bool:
+        text = _repr(value)
+    elif kind is int:
+        if value.bit_length() > 4 * max_chars:  # type: ignore[attr-defined]
+            raise TooLarge(f"an int of more than {max_chars} digits")
+        try:
+            text = _repr(value)
+        except ValueError as error:  # above the interpreter's own limit of digits
+            raise TooLarge(str(error)) from None
+    elif kind is float or kind is complex:
+        if value - value != 0:  # type: ignore[operator]
+            raise NotLiteral("a number that is not finite has no literal")
+        if kind is complex or not as_written:
+            value = value + (0.0 if kind is float else 0j)  # type: ignore[operator]
+        text = _repr(value)
+    elif kind is str or kind is bytes:
+        if _len(value) > max_chars:  # type: ignore[arg-type]
+            raise TooLarge(f"longer than {max_chars} characters")
+        text = _repr(value)
+    elif kind is list or kind is tuple or kind is set or kind is dict:
+        return _write_container(value, kind, depth, spent, max_chars, as_written)  # type: ignore[arg-type]
+    else:
+        raise NotLiteral(f"a value of type {_name(kind)} has no literal")
+    spent[0] += _len(text)
+    if spent[0] > max_chars:
+        raise TooLarge(f"longer than {max_chars} characters")
+    return text
+
+
+def _write_container(
+    value: list[object] | tuple[object, ...] | set[object] | dict[object, object],
+    kind: type,
+    depth: int,
+    spent: list[int],
+    max_chars: int,
+    as_written: bool,
+) -> str:
+    if depth >= MAX_DEPTH:
+        raise NotLiteral(f"nested deeper than {MAX_DEPTH}")
+    spent[0] += 2
+    if 3 * _len(value) > max_chars:  # n elements take n characters, 2 (n - 1) of separators and 2 brackets at least
+        raise TooLarge(f"longer than {max_chars} characters")
+    if kind is dict:
+        items = [
+            (
+                _write(key, depth + 1, spent, max_chars, as_written),
+                _write(item, depth + 1, spent, max_chars, as_written),
+            )
+            for key, item in value.items()  # type: ignore[union-attr]
+        ]
+        if not as_written:
+            items = _sorted(items)
+        return "{" + ", ".join([f"{key}: {item}" for key, item in items]) + "}"
+    parts = [_write(element, depth + 1, spent, max_chars, as_written) for element in value]
+    if kind is list:
+        return "[" + ", ".join(parts) + "]"
+    if kind is set:
+        return "{" + ", ".join(_sorted(parts)) + "}" if parts else "set()"
+    return "(" + ", ".join(parts) + (",)" if _len(parts) == 1 else ")")
+
+
+def _name(kind: type) -> str:
+    # A metaclass can override __name__; type's own descriptor cannot be overridden.
+    return str(type.__dict__["__name__"].__get__(kind))[:80]
+
+
+def _parse(text: str, max_chars: int) -> ast.expr:
+    if len(text) > max_chars:
+        raise TooLarge(f"longer than {max_chars} characters")
+    try:
+        tree = compile(text, "<literal>", "eval", ast.PyCF_ONLY_AST, dont_inherit=True)
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+        raise NotLiteral(f"not a literal: {getattr(error, 'msg', None) or type(error).__name__}") from None
+    assert isinstance(tree, ast.Expression)
+    return tree.body
+
+
+def _evaluate(node: ast.expr, depth: int) -> object:
+    if depth > MAX_DEPTH:
+        raise NotLiteral(f"nested deeper than {MAX_DEPTH}")
+    match node:
+        case ast.Constant(value=value) if value is not Ellipsis:
+            if isinstance(value, float | complex) and value - value != 0:
+                raise NotLiteral("a number that is not finite has no literal")
+            return value
+        case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=ast.Constant(value=int() | float() | complex() as number)):
+            if isinstance(number, bool) or number - number != 0:
+                raise NotLiteral("not a literal: a sign belongs to a finite number")
+            return -number if isinstance(node.op, ast.USub) else number
+        case ast.BinOp(left=left, op=ast.Add() | ast.Sub(), right=ast.Constant(value=complex() as imaginary)):
+            real = _evaluate(left, depth + 1)
+            if not isinstance(real, int | float) or isinstance(real, bool):
+                raise NotLiteral("not a literal: an operator outside a complex number")
+            return _finite(real, imaginary if isinstance(node.op, ast.Add) else -imaginary)
+        case ast.List(elts=elements):
+            return [_evaluate(element, depth + 1) for element in elements]
+        case ast.Tuple(elts=elements):
+            return tuple([_evaluate(element, depth + 1) for element in elements])
+        case ast.Call(func=ast.Name(id="set"), args=[], keywords=[]):
+            return set()
+        case ast.Set(elts=elements):
+            return _hashed(lambda: {_evaluate(element, depth + 1) for element in elements})
+        case ast.Dict(keys=keys, values=values) if all(key is not None for key in keys):
+            pairs = [
+                (_evaluate(key, depth + 1), _evaluate(item, depth + 1))
+                for key, item in zip(keys, values, strict=True)
+                if key is not None
+            ]
+            return _hashed(lambda: dict(pairs))
+    raise NotLiteral(f"not a literal: {type(node).__name__}")
+
+
+def _finite(real: int | float, imaginary: complex) -> complex:
+    try:
+        value = real + imaginary
+    except OverflowError:
+        value = complex("inf")
+    if value - value != 0:
+        raise NotLiteral("a number that is not finite has no literal")
+    return value
+
+
+def _hashed(build: Callable[[], object]) -> object:
+    try:
+        return build()
+    except TypeError as error:
+        raise NotLiteral(f"not a literal: {error}") from None

@@ -1,0 +1,153 @@
+"""Runs one program inside the isolated child and writes one record of what it did.
+
+The record is `nonce` + verdict + newline + text. The text of `valid` is one canonical output per line, in the order of
+the inputs (canonical texts contain no newline); of anything else, one line of detail. Whoever reads it must treat it
+as written by the program: the two share a process.
+"""
+
+import builtins
+import importlib
+import marshal
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from types import CodeType, ModuleType
+from typing import NoReturn
+
+from populora_trainer.sandbox import literals, policy
+from populora_trainer.sandbox.verdicts import Verdict
+
+_DETAIL_CHARS = 200
+# Taken before any program runs, so that a program which patches `os` or `builtins` patches them for itself only.
+_write, _exit, _compile, _exec, _eval, _callable = os.write, os._exit, compile, exec, eval, callable
+_type_name = literals._name
+
+
+class ForbiddenImport(ImportError):  # noqa: N818
+    """A program reached an import that its source did not show."""
+
+
+class Job(tuple[bytes, bool, str, str, int]):
+    """Nonce, whether to check policy, program, inputs as one literal list of tuples, longest output."""
+
+    @property
+    def wire(self) -> bytes:
+        """The job as the child reads it."""
+        return marshal.dumps(tuple(self))
+
+
+def _public_modules() -> dict[str, ModuleType]:
+    """Copies of the allowed modules without the modules that they import themselves (`dataclasses.sys`, ...)."""
+    copies: dict[str, ModuleType] = {}
+    for name in sorted(policy.ALLOWED_MODULES):
+        module = importlib.import_module(name)
+        copies[name] = ModuleType(name, module.__doc__)
+        public = getattr(module, "__all__", ()) or [key for key in vars(module) if not key.startswith("_")]
+        vars(copies[name]).update(
+            {key: getattr(module, key) for key in public if not isinstance(getattr(module, key), ModuleType)}
+        )
+        parent, _, child = name.rpartition(".")
+        if parent:
+            setattr(copies[parent], child, copies[name])
+    return copies
+
+
+def _guarded_import(modules: Mapping[str, ModuleType]) -> Callable[..., ModuleType]:
+    def guarded_import(
+        name: str,
+        globals: Mapping[str, object] | None = None,
+        locals: Mapping[str, object] | None = None,
+        fromlist: Sequence[str] = (),
+        level: int = 0,
+    ) -> ModuleType:
+        if level or name not in modules:
+            raise ForbiddenImport(f"import of {name}")
+        module = modules[name]
+        for item in fromlist or ():
+            # Python would fall back to the real submodule of that name.
+            if item != "*" and not hasattr(module, item) and hasattr(sys.modules[name], item):
+                raise ForbiddenImport(f"import of {item} from {name}")
+        return module if fromlist else modules[name.partition(".")[0]]
+
+    return guarded_import
+
+
+class _Nowhere:
+    """Standard output of a program: accepted and dropped."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+    def flush(self) -> None:
+        """Do nothing."""
+
+
+def prepare() -> ModuleType:
+    """Return the module that a program runs in. Called once, before forking: every child has its own copy of it."""
+    kept = {"__build_class__"}  # class statements need it; only naming it is forbidden
+    namespace = {
+        key: value for key, value in vars(builtins).items() if key in kept or key not in policy.FORBIDDEN_NAMES
+    }
+    namespace["__import__"] = _guarded_import(_public_modules())
+    sys.stdout = sys.stderr = _Nowhere()
+    module = ModuleType("program")
+    module.__dict__["__builtins__"] = namespace
+    sys.modules["program"] = module  # dataclasses looks its classes' module up
+    return module
+
+
+def run(job: bytes, module: ModuleType, result_fd: int) -> NoReturn:
+    """Run the job and end the process. Nothing of the program survives: neither exit handlers nor destructors run."""
+    nonce, check, program, inputs, max_chars = marshal.loads(job)
+    try:
+        verdict, text = _outcome(check, program, inputs, max_chars, module)
+    except MemoryError:
+        verdict, text = Verdict.MEMORY, ""
+    except BaseException:
+        verdict, text = Verdict.CRASHED, "the program broke its own interpreter"
+    record = nonce + f"{verdict}\n{text}".encode(errors="backslashreplace")
+    while record:
+        record = record[_write(result_fd, record) :]
+    _exit(0)
+
+
+def _outcome(check: bool, program: str, inputs: str, max_chars: int, module: ModuleType) -> tuple[Verdict, str]:
+    try:
+        if check and (finding := policy.check(program)):
+            return finding
+        code: CodeType = _compile(program, "<program>", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        return Verdict.SYNTAX_ERROR, _describe(error)
+    if "f" not in code.co_names:
+        return Verdict.MISSING_ENTRY, "the program defines no f"
+    arguments: list[tuple[object, ...]] = _eval(inputs, {"__builtins__": {"set": set}})
+    outputs = []
+    try:
+        _exec(code, module.__dict__)
+        entry = module.__dict__.get("f")
+        if not _callable(entry):
+            return Verdict.MISSING_ENTRY, "the program defines no callable f"
+        for argument_list in arguments:
+            value = entry(*argument_list)
+            outputs.append(literals.canonical(value, max_chars))
+            del value
+    except MemoryError:
+        return Verdict.MEMORY, ""
+    except ForbiddenImport as error:
+        return Verdict.FORBIDDEN_IMPORT, _describe(error)
+    except literals.TooLarge as error:
+        return Verdict.OUTPUT_LIMIT, _describe(error)
+    except literals.NotLiteral as error:
+        return Verdict.UNSERIALISABLE, _describe(error)
+    except BaseException as error:
+        return Verdict.RUNTIME_ERROR, _describe(error)
+    return Verdict.VALID, "\n".join(outputs)
+
+
+def _describe(error: BaseException) -> str:
+    # str() may run the program's own __str__; that can only fail, hang until the deadline, or lie about itself.
+    try:
+        message = str(error)
+    except BaseException:
+        message = ""
+    return f"{_type_name(type(error))}: {message}"[:_DETAIL_CHARS].replace("\n", " ")

@@ -1,0 +1,185 @@
+"""The warm process that programs are forked from: one per hash seed and worker, started by exec, never by fork.
+
+It loads every allowed module, gives up all it can (see kernel.py), then forks one child per run, kills it at the
+deadline and reports how it ended. It reads neither jobs nor results: a child takes its job from a file that only the
+decider writes, and writes its record to a pipe that only the decider reads, so nothing of one run is in the memory
+that the next run inherits.
+
+Protocol on the control socket: first one JSON object, `{layer: reason it is missing or null}` with a 4-byte length;
+then per run GO from the decider and DONE from here, when no process of the run is left.
+"""
+
+import contextlib
+import gc
+import json
+import os
+import signal
+import struct
+import sys
+import time
+from collections.abc import Callable
+from types import ModuleType
+from typing import NoReturn
+
+from populora_trainer.sandbox import kernel, program
+
+GO = struct.Struct("=IId")  # run, bytes of the job, timeout in seconds
+DONE = struct.Struct("=I?i")  # run, whether the deadline passed, wait status
+LENGTH = struct.Struct("=I")
+
+
+class Isolation:
+    """The layers of one zygote: entered once, completed by every child."""
+
+    def __init__(self, memory_mib: int) -> None:
+        self.missing: dict[str, str | None] = {}
+        self._kernel: kernel.Kernel | None = None
+        self._children: int | None = None
+        try:
+            self._kernel = kernel.Kernel()
+        except (OSError, AttributeError) as error:
+            self.missing = dict.fromkeys((*kernel.REQUIRED_LAYERS, *kernel.OPTIONAL_LAYERS), str(error))
+        else:
+            self._enter(self._kernel, memory_mib)
+
+    def _enter(self, system: kernel.Kernel, memory_mib: int) -> None:
+        missing = self.missing
+        with contextlib.suppress(OSError):  # opened while files can be; needed where programs can start processes
+            self._children = os.open(f"/proc/self/task/{os.getpid()}/children", os.O_RDONLY)
+        missing["namespaces"] = kernel.attempt(system.namespaces)
+        missing["unprivileged"] = kernel.attempt(kernel.drop_root)
+        missing["rlimits"] = kernel.attempt(lambda: kernel.limit_worker(memory_mib))
+        missing["nnp"] = kernel.attempt(system.no_new_privileges)
+        missing["landlock"] = kernel.attempt(system.landlock)
+        system.die_with_parent()  # after the change of user, which resets it
+        system.adopt_orphans()
+        missing["seccomp"] = kernel.attempt(self._filter)
+
+    def _filter(self) -> None:
+        assert self._kernel is not None
+        # Both are assembled here, so that a child only has to hand its filter over.
+        supervisor, self._program_filter = self._kernel.supervisor_filter(), self._kernel.program_filter()
+        self._kernel.install(supervisor)
+
+    @property
+    def confines_processes(self) -> bool:
+        """Whether a program cannot start a process, so that its process tree is one process."""
+        return self._kernel is not None and self.missing["seccomp"] is None
+
+    def kill_strays(self) -> None:
+        """Kill what a program left behind where it can start processes: orphans are children of this one by now."""
+        if self.confines_processes or self._children is None:
+            return
+        while children := os.pread(self._children, 1 << 16, 0).split():
+            for pid in children:
+                with contextlib.suppress(OSError):
+                    os.kill(int(pid), signal.SIGKILL)
+            with contextlib.suppress(OSError):
+                os.waitpid(-1, 0)
+
+    def complete(self, cpu_seconds: int) -> None:
+        """Take from this child what the zygote still needs."""
+        if self._children is not None:
+            os.close(self._children)
+        if self._kernel is None:
+            return
+        self._kernel.die_with_parent()
+        if os.getppid() == 1:  # the zygote ended before the line above
+            os._exit(1)
+        if self.missing["rlimits"] is None:
+            kernel.limit_program(cpu_seconds)
+        if self.missing["seccomp"] is None:
+            self._kernel.install(self._program_filter)
+
+
+def main(control: int, job_fd: int, result_fd: int, memory_mib: int) -> NoReturn:
+    """Serve runs until the decider closes the control socket."""
+    module = program.prepare()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    isolation = Isolation(memory_mib)
+    if isolation.confines_processes and (leak := _probe(isolation)):
+        isolation.missing["seccomp"] = leak
+    report = json.dumps(isolation.missing).encode()
+    gc.collect()
+    gc.freeze()  # a child's collector then leaves the shared pages alone
+    os.write(control, LENGTH.pack(len(report)) + report)
+    while True:
+        order = os.read(control, GO.size)
+        if len(order) != GO.size:
+            os._exit(0)
+        run, size, timeout = GO.unpack(order)
+        deadline = time.monotonic() + timeout
+        pid = os.fork()
+        if pid == 0:
+            _child(isolation, module, control, job_fd, result_fd, size, timeout)
+        timed_out, status = _await(pid, deadline)
+        isolation.kill_strays()
+        os.write(control, DONE.pack(run, timed_out, status))
+
+
+def _child(
+    isolation: Isolation, module: ModuleType, control: int, job_fd: int, result_fd: int, size: int, timeout: float
+) -> NoReturn:
+    try:
+        job = os.pread(job_fd, size, 0)
+        os.close(control)
+        os.close(job_fd)
+        isolation.complete(int(timeout) + 2)
+    except BaseException:
+        os._exit(1)
+    program.run(job, module, result_fd)
+
+
+def _await(pid: int, deadline: float) -> tuple[bool, int]:
+    """Wait for the child and kill it at the deadline; return whether it was late, and its wait status."""
+    late = False
+    while True:
+        ended, status = os.waitpid(pid, 0 if late else os.WNOHANG)
+        if ended:
+            break
+        left = deadline - time.monotonic()
+        if left <= 0:
+            late = True
+            os.kill(pid, signal.SIGKILL)
+        elif hasattr(signal, "sigtimedwait"):
+            signal.sigtimedwait({signal.SIGCHLD}, left)
+        else:
+            time.sleep(0.001)
+    return late, status
+
+
+def _probe(isolation: Isolation) -> str | None:
+    """Try in a completed child what no program may do; return what was not refused."""
+    attempts: dict[str, Callable[[], object]] = {
+        "start a process": os.fork,
+        "open a file": lambda: os.open("/", os.O_RDONLY),
+        "signal its parent": lambda: os.kill(os.getppid(), signal.SIGKILL),
+        "open a pipe": os.pipe,
+        "change its limits": lambda: kernel.limit_program(60),
+    }
+    pid = os.fork()
+    if pid == 0:
+        try:
+            isolation.complete(60)
+        except BaseException:
+            os._exit(100)
+        for index, act in enumerate(attempts.values(), start=1):
+            with contextlib.suppress(OSError, ValueError):
+                act()
+                os._exit(index)
+        os._exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if code == 0:
+        return None
+    return f"a program could {list(attempts)[code - 1]}" if 0 < code < 100 else "a child could not be confined"
+
+
+def start() -> NoReturn:
+    """Entry point of the process; the arguments are those of `main`."""
+    control, job_fd, result_fd, memory_mib = map(int, sys.argv[1:])
+    try:
+        main(control, job_fd, result_fd, memory_mib)
+    except BaseException as error:
+        report = json.dumps({"start": f"{type(error).__name__}: {error}"}).encode()
+        os.write(control, LENGTH.pack(len(report)) + report)
+        os._exit(1)
