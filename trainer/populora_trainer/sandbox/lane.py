@@ -41,9 +41,7 @@ class Lane:
         self.control, theirs = socket.socketpair()
         self.result_fd, result_write = os.pipe()
         os.set_blocking(self.result_fd, False)
-        self._job = (
-            tempfile.TemporaryFile() if not hasattr(os, "memfd_create") else os.fdopen(os.memfd_create("job"), "wb")
-        )
+        self._job_fd = _anonymous_file()
         self._received = bytearray()
         passed = (theirs.fileno(), self._job_fd, result_write)
         try:

@@ -18,8 +18,9 @@ from populora_trainer.sandbox.verdicts import Verdict
 ALLOWED_MODULES = frozenset(
     {
         "__future__", "abc", "array", "base64", "binascii", "bisect", "cmath", "collections", "collections.abc",
-        "contextlib", "copy", "dataclasses", "decimal", "difflib", "enum", "fractions", "functools", "heapq", "itertools",
-        "json", "math", "numbers", "operator", "re", "statistics", "string", "struct", "textwrap", "typing", "unicodedata",
+        "contextlib", "copy", "dataclasses", "decimal", "difflib", "enum", "fractions", "functools", "heapq",
+        "itertools", "json", "math", "numbers", "operator", "re", "statistics", "string", "struct", "textwrap", "typing",
+        "unicodedata",
     }
 )  # fmt: skip
 

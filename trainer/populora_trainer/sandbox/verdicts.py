@@ -15,24 +15,24 @@ class Verdict(StrEnum):
     The rule behind the kinds: what is refused before it runs is *malformed*, what runs and is not right is *wrong*.
     A case whose own problem is at fault is *invalid*, with or without an answer.
 
-    | verdict          | meaning                                           | problem | code_o    | code_i    | code_f    |
-    |------------------|---------------------------------------------------|---------|-----------|-----------|-----------|
-    | valid            | runs, deterministic, within every limit           | valid   |           |           |           |
-    | correct          | the answer agrees with every output               |         | correct   | correct   | correct   |
-    | wrong_output     | the answer gives another value                    |         | wrong     | wrong     | wrong     |
-    | bad_literal      | input or answer is not a literal (argument list)  | invalid | malformed | malformed |           |
-    | input_limit      | a text longer than allowed                        | invalid | malformed | malformed | malformed |
-    | syntax_error     | the program does not compile                      | invalid |           |           | malformed |
-    | missing_entry    | the program defines no callable `f`               | invalid |           |           | malformed |
-    | forbidden_import | imports a module off the list (policy.py)         | invalid |           |           | malformed |
-    | forbidden_name   | uses a name or attribute off the list (policy.py) | invalid |           |           | malformed |
-    | runtime_error    | raises, at import or in `f`                       | invalid |           | wrong     | wrong     |
-    | nondeterministic | two fresh interpreters give different values      | invalid |           | wrong     | wrong     |
-    | timeout          | still running at the deadline; killed             | invalid |           | wrong     | wrong     |
-    | memory           | asks for more memory than allowed                 | invalid |           | wrong     | wrong     |
-    | output_limit     | an output longer than allowed; never cut          | invalid |           | wrong     | wrong     |
-    | unserialisable   | an output that has no literal (see literals.py)   | invalid |           | wrong     | wrong     |
-    | crashed          | the process ended without a well-formed result    | invalid |           | wrong     | wrong     |
+    | verdict          | meaning                                         | problem | code_o    | code_i    | code_f    |
+    |------------------|-------------------------------------------------|---------|-----------|-----------|-----------|
+    | valid            | runs, deterministic, within every limit         | valid   |           |           |           |
+    | correct          | the answer agrees with every output             |         | correct   | correct   | correct   |
+    | wrong_output     | the answer gives another value                  |         | wrong     | wrong     | wrong     |
+    | bad_literal      | input or answer is not a literal                | invalid | malformed | malformed |           |
+    | input_limit      | a text longer than allowed                      | invalid | malformed | malformed | malformed |
+    | syntax_error     | the program does not compile                    | invalid |           |           | malformed |
+    | missing_entry    | the program defines no callable `f`             | invalid |           |           | malformed |
+    | forbidden_import | imports a module off the list (policy.py)       | invalid |           |           | malformed |
+    | forbidden_name   | uses a name off the list (policy.py)            | invalid |           |           | malformed |
+    | runtime_error    | raises, at import or in `f`                     | invalid |           | wrong     | wrong     |
+    | nondeterministic | two fresh interpreters give different values    | invalid |           | wrong     | wrong     |
+    | timeout          | still running at the deadline; killed           | invalid |           | wrong     | wrong     |
+    | memory           | asks for more memory than allowed               | invalid |           | wrong     | wrong     |
+    | output_limit     | an output longer than allowed; never cut        | invalid |           | wrong     | wrong     |
+    | unserialisable   | an output that has no literal (see literals.py) | invalid |           | wrong     | wrong     |
+    | crashed          | the process ended without a well-formed result  | invalid |           | wrong     | wrong     |
     """
 
     VALID = "valid"
