@@ -64,6 +64,7 @@ def plan(
     *,
     replace_fraction: float,
     operators: Sequence[Breeding],
+    roles: Sequence[Role] = ("teacher", "student"),
 ) -> list[Replacement]:
     """Plan one round of evolution: the bottom fraction of each role by LCB makes room for children of the others.
 
@@ -79,16 +80,16 @@ def plan(
         generator: chance, e.g. `choices(seed, step, "evolution")`.
         replace_fraction: share of each role that is replaced, in [0, 1).
         operators: what children are made by, with weights.
+        roles: which roles evolve; the single agent has nobody to be bred from.
 
     Returns:
-        One replacement per replaced slot: teachers first, from the worst upwards.
+        One replacement per replaced slot, role by role, from the worst upwards.
 
     Raises:
         ValueError: the generation is not newer than every member's, or no operator has a weight.
     """
     if any(member.generation >= generation for member in members):
         raise ValueError(f"generation {generation} is not newer than the population's")
-    roles: tuple[Role, ...] = ("teacher", "student", "agent")
     if not any(one.weight > 0.0 for one in operators):
         raise ValueError("evolution needs an operator with a weight above zero")
     return [

@@ -12,7 +12,7 @@ from scipy.optimize import linear_sum_assignment
 from populora_trainer.population.members import Member, slots
 from populora_trainer.population.ratings import win_probability
 
-Strategy = Literal["PFSP", "Uniform", "RoundRobin"]
+Strategy = Literal["PFSP", "Uniform"]
 Weighting = Literal["Variance", "Hard"]
 
 # An almost certain game still keeps a weight, so that every matching stays possible.
@@ -33,7 +33,6 @@ def matchmake(
     members: Sequence[Member],
     generator: random.Random,
     *,
-    step: int = 0,
     strategy: Strategy = "PFSP",
     weighting: Weighting = "Variance",
 ) -> list[Matchup]:
@@ -41,13 +40,11 @@ def matchmake(
 
     Every member plays: each member of the larger role once, those of the smaller role equally often or one game
     apart. Among all such matchings, PFSP draws one with a probability proportional to the product of its pairs'
-    weights; Uniform gives every pair the same weight; RoundRobin shifts the pairing by one at every step, without
-    chance. The single agent plays itself.
+    weights; Uniform gives every pair the same weight. The single agent plays itself.
 
     Args:
         members: the population.
-        generator: chance, e.g. `choices(seed, step, "matchmaking")`; RoundRobin draws nothing.
-        step: number of the training step; only RoundRobin looks at it.
+        generator: chance, e.g. `choices(seed, step, "matchmaking")`.
         strategy: how pairs are chosen.
         weighting: what PFSP prefers, see `weight`.
     """
@@ -56,29 +53,26 @@ def matchmake(
         return [Matchup(agent, agent) for agent in teachers]
     swapped = len(students) > len(teachers)
     many, few = (students, teachers) if swapped else (teachers, students)
-    if strategy == "RoundRobin":
-        columns = [(row + step) % len(few) for row in range(len(many))]
-    else:
-        weights = np.ones((len(many), len(few)))
-        if strategy == "PFSP":
-            for row, one in enumerate(many):
-                for column, other in enumerate(few):
-                    teacher, student = (other, one) if swapped else (one, other)
-                    weights[row, column] = weight(win_probability(members[teacher], members[student]), weighting)
-        columns = sample_matching(weights, generator)
+    weights = np.ones((len(many), len(few)))
+    if strategy == "PFSP":
+        for row, one in enumerate(many):
+            for column, other in enumerate(few):
+                teacher, student = (other, one) if swapped else (one, other)
+                weights[row, column] = weight(1.0 - win_probability(members[teacher], members[student]), weighting)
+    columns = sample_matching(weights, generator)
     pairs = ((few[column], one) if swapped else (one, few[column]) for one, column in zip(many, columns, strict=True))
     return [Matchup(teacher, student) for teacher, student in sorted(pairs)]
 
 
-def weight(x: float, weighting: Weighting = "Variance", power: float = 2.0) -> float:
-    """Return the PFSP weight of a pair whose teacher is predicted to win with probability x.
+def weight(x: float, weighting: Weighting = "Variance") -> float:
+    """Return the PFSP weight of a pair whose student is predicted to win with probability x.
 
-        Variance: x (1 - x), near-balanced pairs;    Hard: (1 - x)^power, students that the teacher does not beat
+        Variance: x (1 - x), near-balanced pairs first;    Hard: (1 - x)^2, strong teachers first
 
     Source: Vinyals et al., "Grandmaster level in StarCraft II using multi-agent reinforcement learning", 2019,
     methods, f_var and f_hard.
     """
-    return max(_FLOOR, x * (1.0 - x) if weighting == "Variance" else (1.0 - x) ** power)
+    return max(_FLOOR, x * (1.0 - x) if weighting == "Variance" else (1.0 - x) ** 2)
 
 
 def sample_matching(weights: np.ndarray, generator: random.Random) -> list[int]:

@@ -1,0 +1,162 @@
+"""A run as its trainer holds it: locked, continued where it stopped, committed step by step."""
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from urllib.parse import unquote, urlsplit
+
+from populora_trainer.errors import StorageError
+from populora_trainer.population.members import JsonValue
+from populora_trainer.storage.checkpoint import (
+    CheckpointState,
+    Manifest,
+    collect,
+    load_newest,
+    newest_manifest,
+    point_latest,
+    rewind,
+    write_checkpoint,
+)
+from populora_trainer.storage.local import LocalStore
+from populora_trainer.storage.logs import LogName, RunLogs
+from populora_trainer.storage.store import AlreadyExists, ObjectStore
+
+RUN_MANIFEST = "run.yaml"
+
+
+class Run:
+    """The run that this process trains. A context manager: leaving it lets go of the run.
+
+    `commit` is the only way forward: when it returns, the step is durable with its log lines; a process that dies
+    before leaves the run at the step before. Nothing in it depends on the clock or the machine.
+    """
+
+    def __init__(self, store: ObjectStore, lock: ExitStack) -> None:
+        """Take over a store whose lock is held; use `open_or_create`."""
+        self.store = store
+        self.logs = RunLogs(store)
+        self._lock = lock
+
+    @classmethod
+    def open_or_create(
+        cls,
+        store: ObjectStore,
+        manifest: str,
+        *,
+        check_change: Callable[[str, str], None] | None = None,
+        from_step: int | None = None,
+    ) -> "Run":
+        """Lock the run, make it if it is new, and put it in order as its newest checkpoint says.
+
+        What an interrupted writer left is cleared: temporary files, a LATEST that lags behind, log lines of steps that
+        were not committed.
+
+        Args:
+            store: where the run lives or shall live.
+            manifest: the text of `run.yaml`.
+            check_change: called with (stored, new) text where they differ; raises if the run can't change like that.
+                Without it, no difference is allowed.
+            from_step: drop the checkpoints after this step and go on from it.
+
+        Raises:
+            StorageError: another process holds the run, it belongs to another manifest, or its newest checkpoint is
+                damaged.
+        """
+        with ExitStack() as lock:
+            lock.enter_context(store.lock())
+            _settle_manifest(store, manifest, check_change)
+            if from_step is not None:
+                rewind(store, from_step)
+            newest = newest_manifest(store)
+            if newest is not None:
+                point_latest(store, newest)
+            run = cls(store, lock.pop_all())
+        try:
+            # Step 0 is the state before training; without a checkpoint not even its lines count.
+            run.logs.trim(-1 if newest is None else newest.step)
+        except BaseException:
+            run.close()
+            raise
+        return run
+
+    def latest(self) -> tuple[Manifest, CheckpointState] | None:
+        """Return the newest checkpoint, or None for a run without one; every byte is checked against its digest."""
+        return load_newest(self.store)
+
+    def log(self, name: LogName, record: Mapping[str, JsonValue]) -> None:
+        """Add a record, with its `step`, to a log; written by the next `commit` or `logs.flush`."""
+        self.logs.append(name, record)
+
+    def commit(self, step: int, state: CheckpointState, *, keep: int | None = None) -> Manifest:
+        """Make a step durable: its log lines, its objects, its manifest, LATEST, in this order.
+
+        Args:
+            step: number of steps done; newer than every committed one.
+            state: what the next step starts from.
+            keep: how many checkpoints to keep; None keeps all.
+
+        Raises:
+            StorageError: something can't be written, or another trainer was faster. The steps before stay as they are.
+        """
+        self.logs.flush()
+        manifest = write_checkpoint(self.store, step, state)
+        if keep is not None:
+            collect(self.store, keep)
+        return manifest
+
+    def close(self) -> None:
+        """Let go of the run."""
+        self._lock.close()
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_store(place: str, *, create: bool = False) -> ObjectStore:
+    """Return the store of a folder, or of a `file://` URI.
+
+    Raises:
+        StorageError: another scheme, or a folder that does not exist and shall not be made.
+    """
+    if "://" not in place:
+        return LocalStore(place, create=create)
+    parts = urlsplit(place)
+    if parts.scheme == "file" and parts.netloc in ("", "localhost"):
+        return LocalStore(Path(unquote(parts.path)), create=create)
+    raise StorageError(f"{place} can't hold a run: this version stores runs in a folder or under file:///FOLDER")
+
+
+def existing_run(place: str) -> ObjectStore:
+    """Return the store of a run, for reading.
+
+    Raises:
+        StorageError: there is no run.
+    """
+    store = open_store(place)
+    if not store.exists(RUN_MANIFEST):
+        raise StorageError(f"{place} is not a run: it has no {RUN_MANIFEST}")
+    return store
+
+
+def _settle_manifest(store: ObjectStore, text: str, check_change: Callable[[str, str], None] | None) -> None:
+    try:
+        if not store.exists(RUN_MANIFEST) and store.list("steps/"):
+            raise StorageError(f"{store.location} holds checkpoints but no {RUN_MANIFEST}, so it can't be gone on with")
+        store.create(RUN_MANIFEST, text.encode())
+    except AlreadyExists:
+        stored = store.get(RUN_MANIFEST).decode()
+        if stored == text:
+            return
+        if check_change is None:
+            raise StorageError(
+                f"{store.location} holds a run of another manifest: choose another folder, or compare with "
+                f"{store.location}/{RUN_MANIFEST}"
+            ) from None
+        check_change(stored, text)
+        store.put(RUN_MANIFEST, text.encode())
