@@ -1,0 +1,192 @@
+"""A run's files as the report needs them, read from a run that may still be training."""
+
+import heapq
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+from populora_trainer.errors import PopuloraError
+from populora_trainer.population.lineage import Relative, family
+from populora_trainer.storage.local import LocalStore
+from populora_trainer.storage.logs import read_log
+
+HARDEST = 12
+_HELD_BACK = 256
+
+Record = Mapping[str, object]
+
+# What the run card shows: a label and where the value stands in the manifest's spec.
+_CARD: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("Mode", ("mode",)),
+    ("Base model", ("baseModel", "uri")),
+    ("Teachers", ("population", "teachers")),
+    ("Students", ("population", "students")),
+    ("Seed", ("population", "seed")),
+    ("LoRA rank", ("adapter", "rank")),
+    ("LoRA alpha", ("adapter", "alpha")),
+    ("Steps", ("training", "steps")),
+    ("Learning rate", ("training", "learningRate")),
+    ("Teachers' learning rate", ("training", "teacherLearningRate")),
+    ("Frozen teachers", ("training", "freezeTeachers")),
+    ("Problems per match-up", ("tasks", "problemsPerMatchup")),
+    ("Rollouts per problem", ("training", "rolloutsPerProblem")),
+    ("Whitening", ("training", "whitening")),
+    ("Rewards", ("rewards", "preset")),
+    ("Novelty penalty", ("tasks", "noveltyPenalty")),
+    ("Evolution every", ("evolution", "everySteps")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RunData:
+    """What a report shows of one run.
+
+    Attributes:
+        name: the manifest's name, or the folder's.
+        location: where it was read.
+        card: label and value of the run's main settings.
+        metrics: lines of metrics.jsonl in order of steps, one a step.
+        matrix: (student's place, teacher's place) to (sum of solve rates, valid problems).
+        proposals: lines of problems.jsonl that were read.
+        hardest: solved problems with the lowest solve rates, hardest first.
+        relatives: everybody that evolution.jsonl names.
+        notes: what is missing, as sentences.
+    """
+
+    name: str
+    location: str
+    card: tuple[tuple[str, str], ...]
+    metrics: list[Record]
+    matrix: dict[tuple[str, str], tuple[float, int]] = field(default_factory=dict)
+    proposals: int = 0
+    hardest: list[Record] = field(default_factory=list)
+    relatives: Mapping[str, Relative] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def load_run(folder: Path) -> RunData:
+    """Read a run's folder; what is missing or damaged becomes a note where the rest can still be shown.
+
+    Raises:
+        PopuloraError: there is no such folder, or it holds neither run.yaml nor metrics.jsonl.
+    """
+    if not folder.is_dir():
+        raise PopuloraError(f"{folder}: no such folder; give the folder of a run.")
+    if not (folder / "run.yaml").is_file() and not (folder / "metrics.jsonl").is_file():
+        raise PopuloraError(f"{folder}: not a run, it holds neither run.yaml nor metrics.jsonl.")
+    notes = [
+        f"{name} is missing: {meaning}."
+        for name, meaning in (
+            ("run.yaml", "the settings are not known"),
+            ("metrics.jsonl", "there are no curves"),
+            ("matchups.jsonl", "there is no solve matrix"),
+            ("problems.jsonl", "no problems can be shown"),
+        )
+        if not (folder / name).is_file()
+    ]
+    store = LocalStore(folder, create=False)
+    manifest = _manifest(folder / "run.yaml", notes)
+    by_step: dict[float, Record] = {}
+    for record in read_log(store, "metrics"):
+        step = number(record, "step")
+        if step is not None:
+            by_step[step] = record
+    metrics = [by_step[step] for step in sorted(by_step)]
+    if not metrics:
+        notes.append("No step has been completed yet.")
+    proposals, hardest = _hardest(read_log(store, "problems"))
+    return RunData(
+        name=str(_at(manifest, "metadata", "name") or folder.resolve().name),
+        location=str(folder),
+        card=_card(manifest),
+        metrics=metrics,
+        matrix=_matrix(read_log(store, "matchups")),
+        proposals=proposals,
+        hardest=hardest,
+        relatives=_family(read_log(store, "evolution"), notes),
+        notes=tuple(notes),
+    )
+
+
+def number(record: object, *path: str) -> float | None:
+    """Return the number at a path of nested objects, or None where there is none."""
+    value = _at(record, *path)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def place(name: str) -> str:
+    """Return the line of succession that a member's name belongs to: t0 for t0-g7."""
+    return name.partition("-g")[0]
+
+
+def _at(value: object, *path: str) -> object:
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def _manifest(path: Path, notes: list[str]) -> object:
+    if not path.is_file():
+        return None
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, OSError, UnicodeDecodeError):
+        notes.append("run.yaml cannot be read: the settings are not known.")
+        return None
+
+
+def _card(manifest: object) -> tuple[tuple[str, str], ...]:
+    entries = []
+    for label, path in _CARD:
+        value = _at(manifest, "spec", *path)
+        if value is None or value is False or (label == "Novelty penalty" and not value):
+            continue
+        if label == "Evolution every":
+            value = f"{value} steps"
+        entries.append((label, "yes" if value is True else str(value)))
+    return tuple(entries)
+
+
+def _matrix(matchups: Iterable[Record]) -> dict[tuple[str, str], tuple[float, int]]:
+    cells: dict[tuple[str, str], tuple[float, int]] = {}
+    for matchup in matchups:
+        key = (place(str(matchup.get("student"))), place(str(matchup.get("teacher"))))
+        tasks = matchup.get("tasks")
+        for game in tasks.values() if isinstance(tasks, Mapping) else ():
+            rate, valid = number(game, "solve_rate"), number(game, "valid")
+            if rate is not None and valid:
+                total, count = cells.get(key, (0.0, 0))
+                cells[key] = (total + rate * valid, count + int(valid))
+    return cells
+
+
+def _hardest(problems: Iterator[Record]) -> tuple[int, list[Record]]:
+    """Count the problems and keep the hardest solved ones, one for each program, without holding them all."""
+    seen, kept = 0, dict[str, Record]()
+    for problem in problems:
+        seen += 1
+        rate = number(problem, "solve_rate")
+        if rate is None or rate <= 0 or not isinstance(problem.get("program"), str):
+            continue
+        program = str(problem["program"])
+        if program not in kept or _hardness(problem) < _hardness(kept[program]):
+            kept[program] = problem
+        if len(kept) > _HELD_BACK:
+            kept = {str(one["program"]): one for one in heapq.nsmallest(HARDEST, kept.values(), key=_hardness)}
+    return seen, heapq.nsmallest(HARDEST, kept.values(), key=_hardness)
+
+
+def _hardness(problem: Record) -> tuple[float, float, float]:
+    """Lowest solve rate first; among equals the more complex program, then the later one."""
+    size = sum(number(problem, "complexity", name) or 0.0 for name in ("ast_depth", "cyclomatic", "loc", "variables"))
+    return number(problem, "solve_rate") or 0.0, -size, -(number(problem, "step") or 0.0)
+
+
+def _family(records: Iterator[Record], notes: list[str]) -> Mapping[str, Relative]:
+    try:
+        return family(records)
+    except (KeyError, ValueError, TypeError, IndexError):
+        notes.append("evolution.jsonl has lines that cannot be read: the lineage is not shown.")
+        return {}
