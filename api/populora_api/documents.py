@@ -134,6 +134,26 @@ def read_value(text: str) -> JsonValue:
     return documents[0].value if documents else None
 
 
+def write_yaml(value: JsonValue) -> str:
+    """Return plain values as YAML that kubectl and `read_documents` read back as they are."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes the texts that Go's YAML takes for numbers or booleans and PyYAML does not, such as `1e3` and `y`."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+def _represent_text(dumper: _Dumper, text: str) -> yaml.Node:
+    plain = all(_READERS[kind](text) is _NO_MATCH for kind in ("null", "bool", "int", "float"))
+    return dumper.represent_scalar(f"{_TAG}str", text, style=None if plain else "'")
+
+
+_Dumper.add_representer(str, _represent_text)
+
+
 def _compose(text: str) -> Iterator[yaml.Node]:
     """Yield the root node of every document that has content."""
     loader = _Composer(text)

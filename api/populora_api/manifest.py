@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
 from pydantic import JsonValue
 
 from populora_api.checking import check, show_value
-from populora_api.documents import MAX_BYTES, Document, read_documents
+from populora_api.documents import MAX_BYTES, Document, read_documents, write_yaml
 from populora_api.errors import ManifestError, Problem
 from populora_api.overrides import apply_override
 from populora_api.resource import KIND, PopulationRun
@@ -79,7 +78,7 @@ def resolved(run: PopulationRun) -> dict[str, JsonValue]:
 
 def resolved_yaml(run: PopulationRun) -> str:
     """Return the run as YAML with all defaults, equal for equal runs; `load_manifest` reads it back."""
-    return yaml.safe_dump(resolved(run), sort_keys=False, allow_unicode=True, width=120)
+    return write_yaml(resolved(run))
 
 
 def identity(run: PopulationRun) -> dict[str, JsonValue]:

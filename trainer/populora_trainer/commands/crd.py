@@ -3,9 +3,9 @@
 import json
 
 import click
-import yaml
 
 from populora_api import custom_resource_definition
+from populora_api.documents import write_yaml
 
 
 @click.command("crd")
@@ -16,4 +16,4 @@ def command(as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(definition, indent=2, ensure_ascii=False))
     else:
-        click.echo(yaml.safe_dump(definition, sort_keys=False, allow_unicode=True, width=120), nl=False)
+        click.echo(write_yaml(definition), nl=False)
