@@ -5,8 +5,8 @@ import os
 import sys
 
 import click
-from populora_api.errors import ManifestError
 
+from populora_api.errors import ManifestError
 from populora_trainer.errors import PopuloraError
 
 COMMANDS = {
@@ -15,7 +15,6 @@ COMMANDS = {
     "report": "Draw one or more runs as one self-contained HTML page.",
     "operators": "List the evolution operators.",
     "evolve": "Breed a child adapter from one or two parents.",
-    "evaluate": "Solve rate of a run's members on the fixed held-out problems.",
     "sandbox": "Execute untrusted programs under the verifier's isolation.",
     "validate": "Say what the API server would say to a manifest, offline.",
     "crd": "Print the CustomResourceDefinition of PopulationRun.",

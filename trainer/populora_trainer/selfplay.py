@@ -1,0 +1,279 @@
+"""One round of self-play as values: teachers propose, the verifier judges, students solve, both are rewarded.
+
+Nothing here changes a weight, a rating or the buffer; `loop.py` does that with what these functions return. Every
+random draw is named by (run seed, step, member, purpose), so a round can be repeated from its step number.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from populora_api import Spec
+from populora_trainer.learning.update import Group
+from populora_trainer.population.matchmaking import Matchup
+from populora_trainer.population.members import Member
+from populora_trainer.randomness import choices, draw
+from populora_trainer.rollout.engine import Completion, RolloutEngine, RolloutRequest
+from populora_trainer.sandbox import Case, Judgement, Verifier
+from populora_trainer.tasks.buffer import ProblemBuffer
+from populora_trainer.tasks.problem import Problem, TaskType
+from populora_trainer.tasks.rewards import PRESETS, AnswerKind, student_reward, teacher_reward
+from populora_trainer.tasks.templates import Template, Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What a round plays with: the engine that samples, the verifier that judges, and how text becomes tokens."""
+
+    engine: RolloutEngine
+    verifier: Verifier
+    template: Template
+    tokenizer: Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """One proposed problem and what the verifier said of it.
+
+    Attributes:
+        matchup: the pair that it was proposed for.
+        task: its type.
+        prompt: number of its prompt within the round; proposals of one prompt form the teacher's group.
+        prompt_ids: the proposer's prompt as tokens.
+        completion: what the teacher wrote, as tokens.
+        text: the same as text.
+        problem: the parsed problem, canonical and with outputs once valid; None where the text cannot be parsed.
+        verdict: the verifier's verdict, "malformed" where nothing could be parsed, or "prompt_limit" where the
+            problem does not fit into a student's prompt.
+        seen: whether the buffer knew the program before the round (code_i and code_o, where the program is new text).
+    """
+
+    matchup: Matchup
+    task: TaskType
+    prompt: int
+    prompt_ids: tuple[int, ...]
+    completion: Completion
+    text: str
+    problem: Problem | None
+    verdict: str
+    valid: bool = False
+    seen: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """The student's rollouts on one valid proposal, with a judgement each."""
+
+    proposal: Proposal
+    prompt_ids: tuple[int, ...]
+    completions: tuple[Completion, ...]
+    kinds: tuple[AnswerKind, ...]
+
+    @property
+    def solve_rate(self) -> float:
+        """Share of the rollouts that are correct: rho in arXiv 2605.16727, equation 2."""
+        return sum(kind == "correct" for kind in self.kinds) / len(self.kinds)
+
+
+async def propose(
+    matchups: Sequence[Matchup],
+    members: Sequence[Member],
+    spec: Spec,
+    step: int,
+    buffer: ProblemBuffer,
+    tools: Tools,
+) -> list[Proposal]:
+    """Let every matchup's teacher write `tasks.problemsPerMatchup` problems and have them validated.
+
+    The proposals of a matchup are split equally over the task types; each prompt carries references of its own from
+    the buffer and is sampled `training.proposalsPerPrompt` times.
+    """
+    per_prompt = spec.training.proposals_per_prompt
+    prompts_per_task = spec.tasks.problems_per_matchup // (len(spec.tasks.types) * per_prompt)
+    asked: list[tuple[Matchup, TaskType, list[Problem]]] = []
+    requests: list[RolloutRequest] = []
+    for matchup in matchups:
+        teacher, student = members[matchup.teacher].name, members[matchup.student].name
+        for task in spec.tasks.types:
+            for number in range(prompts_per_task):
+                name = (spec.population.seed, step, teacher, student, task, number)
+                references = buffer.references(task, spec.tasks.references_per_proposal, choices(*name, "references"))
+                asked.append((matchup, task, references))
+                prompt_ids = tools.template.encode(tools.tokenizer, tools.template.propose(task, references))
+                requests.append(_request(spec, matchup.teacher, prompt_ids, per_prompt, draw(*name, "propose")))
+
+    proposals = []
+    completions_per_request = await tools.engine.generate(requests)
+    for prompt, ((matchup, task, references), request, completions) in enumerate(
+        zip(asked, requests, completions_per_request, strict=True)
+    ):
+        for completion in completions:
+            text = tools.template.decode(tools.tokenizer, completion.token_ids)
+            finished = completion.finish_reason == "stop"
+            problem = tools.template.parse_proposal(task, text, references) if finished else None
+            proposals.append(
+                Proposal(matchup, task, prompt, request.prompt_ids, completion, text, problem, verdict="malformed")
+            )
+    return await _validate(proposals, spec, buffer, tools)
+
+
+async def solve(
+    proposals: Sequence[Proposal],
+    members: Sequence[Member],
+    spec: Spec,
+    step: int,
+    tools: Tools,
+) -> list[Solution]:
+    """Let the matched student try every valid proposal `training.rolloutsPerProblem` times and judge each try."""
+    valid = [proposal for proposal in proposals if proposal.valid]
+    requests = []
+    for number, proposal in enumerate(valid):
+        teacher, student = members[proposal.matchup.teacher].name, members[proposal.matchup.student].name
+        assert proposal.problem is not None
+        prompt_ids = tools.template.encode(tools.tokenizer, tools.template.solve(proposal.problem))
+        seed = draw(spec.population.seed, step, teacher, student, number, "solve")
+        requests.append(_request(spec, proposal.matchup.student, prompt_ids, spec.training.rollouts_per_problem, seed))
+    problems = [proposal.problem for proposal in valid if proposal.problem is not None]
+    completions_per_request = await tools.engine.generate(requests)
+    kinds = await judge_completions(problems, completions_per_request, tools)
+    return [
+        Solution(proposal, request.prompt_ids, tuple(completions), kinds_G)
+        for proposal, request, completions, kinds_G in zip(valid, requests, completions_per_request, kinds, strict=True)
+    ]
+
+
+async def judge_completions(
+    problems: Sequence[Problem], completions_per_problem: Sequence[Sequence[Completion]], tools: Tools
+) -> list[tuple[AnswerKind, ...]]:
+    """Return for every problem one of correct, wrong and malformed per completion.
+
+    Equal answers to equal problems are executed once: students repeat themselves, above all on easy problems.
+    """
+    answers: list[list[str | None]] = []
+    cases: dict[tuple[Problem, str], Case] = {}
+    for problem, completions in zip(problems, completions_per_problem, strict=True):
+        row: list[str | None] = []
+        for completion in completions:
+            text = tools.template.decode(tools.tokenizer, completion.token_ids)
+            answer = tools.template.parse_solution(problem, text) if completion.finish_reason == "stop" else None
+            row.append(answer)
+            if answer is not None and (problem, answer) not in cases:
+                cases[problem, answer] = Case(
+                    id=str(len(cases)),
+                    task=problem.task,
+                    program=problem.program,
+                    inputs=problem.inputs,
+                    answer=answer,
+                    outputs=problem.outputs,
+                )
+        answers.append(row)
+    judged = await tools.verifier.judge(list(cases.values()))
+    kind_of = {key: judgement.kind for key, judgement in zip(cases, judged, strict=True)}
+    return [
+        tuple("malformed" if answer is None else kind_of[problem, answer] for answer in row)
+        for problem, row in zip(problems, answers, strict=True)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Rewards:
+    """What a round pays: one reward per proposal, and one per rollout of every solution, in their order."""
+
+    teacher_P: tuple[float, ...]
+    student_PG: tuple[tuple[float, ...], ...]
+    solve_rate_P: tuple[float | None, ...]
+
+
+def cross_evaluate(proposals: Sequence[Proposal], solutions: Sequence[Solution], spec: Spec) -> Rewards:
+    """Reward students by their answers and teachers by how hard, but solvable, their problems were.
+
+    Source: arXiv 2605.16727, equations 1 and 2.
+    """
+    solve_rate = {id(solution.proposal): solution.solve_rate for solution in solutions}
+    rates = tuple(solve_rate.get(id(proposal)) for proposal in proposals)
+    preset, penalty = PRESETS[spec.rewards.preset], spec.tasks.novelty_penalty
+    teacher = tuple(
+        teacher_reward(rate, preset, task=proposal.task, seen=proposal.seen, novelty_penalty=penalty)
+        for proposal, rate in zip(proposals, rates, strict=True)
+    )
+    student = tuple(tuple(student_reward(kind, preset) for kind in solution.kinds) for solution in solutions)
+    return Rewards(teacher, student, rates)
+
+
+def training_groups(
+    proposals: Sequence[Proposal], solutions: Sequence[Solution], rewards: Rewards, spec: Spec
+) -> list[Group]:
+    """Return what the learner learns from: the completions of one prompt with their rewards, teachers first."""
+    groups = []
+    if not spec.training.freeze_teachers:
+        by_prompt: dict[int, list[tuple[Proposal, float]]] = {}
+        for proposal, reward in zip(proposals, rewards.teacher_P, strict=True):
+            by_prompt.setdefault(proposal.prompt, []).append((proposal, reward))
+        for rows in by_prompt.values():
+            first = rows[0][0]
+            groups.append(
+                Group(
+                    member=first.matchup.teacher,
+                    role="teacher",
+                    task=first.task,
+                    prompt_ids=first.prompt_ids,
+                    completions=tuple(proposal.completion for proposal, _ in rows),
+                    rewards_G=tuple(reward for _, reward in rows),
+                )
+            )
+    for solution, rewards_G in zip(solutions, rewards.student_PG, strict=True):
+        groups.append(
+            Group(
+                member=solution.proposal.matchup.student,
+                role="student",
+                task=solution.proposal.task,
+                prompt_ids=solution.prompt_ids,
+                completions=solution.completions,
+                rewards_G=rewards_G,
+            )
+        )
+    return groups
+
+
+def _request(spec: Spec, member: int, prompt_ids: Sequence[int], n: int, seed: int) -> RolloutRequest:
+    return RolloutRequest(
+        member=member,
+        prompt_ids=tuple(prompt_ids),
+        n=n,
+        seed=seed,
+        max_tokens=spec.training.max_response_tokens,
+        temperature=spec.training.temperature,
+    )
+
+
+async def _validate(proposals: list[Proposal], spec: Spec, buffer: ProblemBuffer, tools: Tools) -> list[Proposal]:
+    """Run every parsed proposal and return all of them with their verdicts, in order."""
+    cases: dict[Problem, Case] = {}
+    for proposal in proposals:
+        problem = proposal.problem
+        if problem is not None and problem not in cases:
+            cases[problem] = Case(str(len(cases)), problem.task, problem.program, problem.inputs)
+    judged = dict(zip(cases, await tools.verifier.judge(list(cases.values())), strict=True))
+    return [
+        proposal
+        if proposal.problem is None
+        else _judged(proposal, proposal.problem, judged[proposal.problem], spec, buffer, tools)
+        for proposal in proposals
+    ]
+
+
+def _judged(
+    proposal: Proposal,
+    problem: Problem,
+    judgement: Judgement,
+    spec: Spec,
+    buffer: ProblemBuffer,
+    tools: Tools,
+) -> Proposal:
+    if judgement.kind != "valid":
+        return replace(proposal, verdict=str(judgement.verdict))
+    problem = replace(problem, inputs=judgement.inputs, outputs=judgement.outputs)
+    prompt_ids = tools.template.encode(tools.tokenizer, tools.template.solve(problem))
+    if len(prompt_ids) > spec.training.max_prompt_tokens:
+        return replace(proposal, problem=problem, verdict="prompt_limit")
+    seen = problem.task != "code_f" and buffer.seen(problem.program)
+    return replace(proposal, problem=problem, verdict=str(judgement.verdict), valid=True, seen=seen)
