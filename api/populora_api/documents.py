@@ -72,6 +72,19 @@ class Document:
 class _Composer(yaml.SafeLoader):
     """Builds nodes only; plain scalars get the tag `?` and are resolved by `_Reader`."""
 
+    def __init__(self, text: str):
+        super().__init__(text)
+        self._depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self._depth > MAX_DEPTH:
+            problem = f"it nests too deeply, at most {MAX_DEPTH} levels are allowed"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=self.peek_event().start_mark)  # type: ignore[no-untyped-call]
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
     def resolve(self, kind: type[yaml.Node], value: str | None, implicit: tuple[bool, bool]) -> str:
         if kind is yaml.ScalarNode:
             return _PLAIN if implicit[0] else f"{_TAG}str"
@@ -114,8 +127,6 @@ def read_documents(text: bytes, source: str) -> tuple[list[Document], list[Probl
     except yaml.reader.ReaderError as error:
         line = decoded.count("\n", 0, error.position) + 1
         return documents, [Problem(f"{source}:{line}", "", "this is no YAML: a control character is not allowed")]
-    except RecursionError:
-        return documents, [Problem(source, "", f"this nests too deeply: at most {MAX_DEPTH} levels are allowed")]
     return documents, []
 
 
