@@ -26,6 +26,8 @@ DRAW_MARGIN = 0.05
 
 _TOLERANCE = 1e-6
 _SWEEPS = 1000
+# Sweeps after which steps are halved, so that any swinging ends.
+_CAREFUL = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,21 +151,19 @@ def rate(members: Sequence[Member], played: Sequence[Game]) -> tuple[Member, ...
         if slot in busy
     }
     messages = dict.fromkeys(results, (_NOTHING, _NOTHING))
-    # Opponents pull at a member all at once; a half step keeps them from overshooting together.
-    damping = 1.0 if len(busy) == 2 * len(results) else 0.5
-    skills = prior
+    skills = dict(prior)
     for sweep in range(_SWEEPS):
+        before = dict(skills)
+        # One pair after another, each with what the others say by now: this stands still after a few sweeps.
         for pair, old in messages.items():
             teacher, student = (skills[slot].minus(message) for slot, message in zip(pair, old, strict=True))
             new = _messages(teacher, student, results[pair])
-            messages[pair] = (old[0].towards(new[0], damping), old[1].towards(new[1], damping))
-        before, skills = skills, dict(prior)
-        for pair, sent in messages.items():
-            for slot, message in zip(pair, sent, strict=True):
-                skills[slot] = skills[slot].plus(message)
-        if all(skills[slot].near(before[slot]) for slot in skills):
+            messages[pair] = new if sweep < _CAREFUL else (old[0].towards(new[0], 0.5), old[1].towards(new[1], 0.5))
+            skills[pair[0]], skills[pair[1]] = (
+                rest.plus(message) for rest, message in zip((teacher, student), messages[pair], strict=True)
+            )
+        if len(busy) == 2 * len(results) or all(skills[slot].near(before[slot]) for slot in skills):
             break
-        damping = _slower(damping, sweep)
     return tuple(
         replace(member, mu=skills[slot].mean, sigma=math.sqrt(skills[slot].variance), games=member.games + busy[slot])
         if slot in skills
