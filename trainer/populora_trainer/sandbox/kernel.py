@@ -51,11 +51,11 @@ _ARCHITECTURES: dict[str, tuple[int, dict[str, int]]] = {
         0xC00000B7,
         {
             "close": 57, "read": 63, "write": 64, "pread64": 67, "exit": 93, "exit_group": 94, "waitid": 95,
-            "futex": 98, "set_robust_list": 99, "clock_gettime": 113, "sched_yield": 124, "restart_syscall": 128, "kill": 129,
-            "rt_sigaction": 134, "rt_sigprocmask": 135, "rt_sigtimedwait": 137, "rt_sigreturn": 139, "setrlimit": 164,
-            "prctl": 167, "gettimeofday": 169, "getpid": 172, "getppid": 173, "gettid": 178, "brk": 214, "munmap": 215,
-            "mremap": 216, "clone": 220, "mmap": 222, "mprotect": 226, "madvise": 233, "wait4": 260, "prlimit64": 261,
-            "rseq": 293,
+            "futex": 98, "set_robust_list": 99, "clock_gettime": 113, "sched_yield": 124, "restart_syscall": 128,
+            "kill": 129, "rt_sigaction": 134, "rt_sigprocmask": 135, "rt_sigtimedwait": 137, "rt_sigreturn": 139,
+            "setrlimit": 164, "prctl": 167, "gettimeofday": 169, "getpid": 172, "getppid": 173, "gettid": 178,
+            "brk": 214, "munmap": 215, "mremap": 216, "clone": 220, "mmap": 222, "mprotect": 226, "madvise": 233,
+            "wait4": 260, "prlimit64": 261, "rseq": 293,
         },
     ),
 }  # fmt: skip

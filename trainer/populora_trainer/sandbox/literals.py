@@ -10,6 +10,7 @@ Inputs keep the order of dicts and the sign of zeros (`as_written`), since a pro
 """
 
 import ast
+import functools
 import re
 import warnings
 from collections.abc import Callable
@@ -20,7 +21,8 @@ DEFAULT_MAX_CHARS = 4096
 # Bound here, before any program runs: patching `builtins` later does not reach these.
 _type, _repr, _len, _sorted = type, repr, len, sorted
 
-_PLAIN = re.compile(r"0|-?[1-9][0-9]{0,4000}|True|False|None|'[ !#-&(-\[\]-~]*'")
+_SCALAR = r"(?:0|-?[1-9][0-9]{0,18}|True|False|None|'[ !#-&(-\[\]-~]*')"
+_PLAIN = re.compile(rf"{_SCALAR}|\[(?:{_SCALAR}(?:, {_SCALAR})*)?\]")
 
 # A model may write '\d'; that is a valid literal, and the compiler's warning about it helps nobody here.
 for _category in (SyntaxWarning, DeprecationWarning):
@@ -97,6 +99,7 @@ def parse_arguments(text: str, max_chars: int = DEFAULT_MAX_CHARS) -> tuple[obje
     return tuple([_evaluate(element, 0) for element in node.elts])
 
 
+@functools.lru_cache(maxsize=256)  # the second run of a program usually says the same as the first
 def is_canonical(text: str, max_chars: int = DEFAULT_MAX_CHARS) -> bool:
     """Say whether `text` is exactly what `canonical` returns for some value; for texts from untrusted processes."""
     if _len(text) <= max_chars and _PLAIN.fullmatch(text):

@@ -19,8 +19,8 @@ ALLOWED_MODULES = frozenset(
     {
         "__future__", "abc", "array", "base64", "binascii", "bisect", "cmath", "collections", "collections.abc",
         "contextlib", "copy", "dataclasses", "decimal", "difflib", "enum", "fractions", "functools", "heapq",
-        "itertools", "json", "math", "numbers", "operator", "re", "statistics", "string", "struct", "textwrap", "typing",
-        "unicodedata",
+        "itertools", "json", "math", "numbers", "operator", "re", "statistics", "string", "struct", "textwrap",
+        "typing", "unicodedata",
     }
 )  # fmt: skip
 
@@ -58,16 +58,21 @@ class Finding(NamedTuple):
     detail: str
 
 
+def is_plain(program: str) -> bool:
+    """Say whether a search of the text alone shows that `check` would find nothing; most programs are plain.
+
+    Identifiers are normalised by the parser (full-width letters become plain ones), so only ASCII text can be searched
+    as it stands.
+    """
+    return program.isascii() and not _SUSPECT.search(program)
+
+
 def check(program: str) -> Finding | None:
     """Return the first thing in a program that policy forbids, or None.
 
     Raises:
         SyntaxError, ValueError, MemoryError, RecursionError: the program cannot be parsed.
     """
-    # Identifiers are normalised by the parser (full-width letters become plain ones), so only ASCII text can be
-    # searched as it stands.
-    if program.isascii() and not _SUSPECT.search(program):
-        return None
     tree = ast.parse(program)
     nodes = list(ast.walk(tree))
     bound = {name for node in nodes for name in _bindings(node)}

@@ -21,16 +21,17 @@ from types import TracebackType
 from typing import Self
 
 from populora_trainer.errors import SandboxError
-from populora_trainer.sandbox import judging
+from populora_trainer.sandbox import judging, policy
 from populora_trainer.sandbox.judging import Outcome, Run
 from populora_trainer.sandbox.kernel import OPTIONAL_LAYERS
 from populora_trainer.sandbox.lane import PIPE_BYTES, Lane
 from populora_trainer.sandbox.program import Job
 from populora_trainer.sandbox.verdicts import Case, Judgement, Limits, Verdict
+from populora_trainer.sandbox.zygote import WALL_FACTOR
 
 HASH_SEEDS = (1, 2)
 _NONCE_BYTES = 8
-_GRACE_SECONDS = 5.0  # beyond a run's timeout, after which its zygote counts as stuck
+_GRACE_SECONDS = 10.0  # beyond a run's last moment, after which its zygote counts as stuck
 _MAX_STARTS = 3  # in a row without a finished run
 _ATTEMPTS = 2  # of a run whose zygote ended under it
 
@@ -56,7 +57,7 @@ class SandboxPool:
 
         Args:
             workers: programs that may run at a time under each hash seed; default: processors of this process.
-            timeout_seconds: wall time of one run; a proposal takes two.
+            timeout_seconds: processor time of one run, and a third of its wall time; a proposal takes two runs.
             memory_mib: address space of a program, in MiB.
             max_output_chars: longest canonical output, input and literal answer.
             max_program_chars: longest program.
@@ -358,9 +359,10 @@ class _Dispatcher(threading.Thread):
         lane = self._lane(index)
         second = index % 2 == 1
         execution.nonce = secrets.token_bytes(_NONCE_BYTES)
-        execution.deadline = time.monotonic() + self._limits.timeout_seconds + _GRACE_SECONDS
+        execution.deadline = time.monotonic() + WALL_FACTOR * self._limits.timeout_seconds + _GRACE_SECONDS
         run = execution.run
-        job = Job((execution.nonce, not second, run.program, run.job_inputs(second), self._limits.max_output_chars))
+        check = not second and not policy.is_plain(run.program)
+        job = Job((execution.nonce, check, run.program, run.job_inputs(second), self._limits.max_output_chars))
         self._running[index] = execution
         if self._max_record(execution) > PIPE_BYTES:
             self._selector.register(lane.result_fd, selectors.EVENT_READ, index)

@@ -84,11 +84,13 @@ class _Nowhere:
 
 def prepare() -> ModuleType:
     """Return the module that a program runs in. Called once, before forking: every child has its own copy of it."""
-    kept = {"__build_class__"}  # class statements need it; only naming it is forbidden
-    namespace = {
-        key: value for key, value in vars(builtins).items() if key in kept or key not in policy.FORBIDDEN_NAMES
-    }
-    namespace["__import__"] = _guarded_import(_public_modules())
+    absent = policy.FORBIDDEN_NAMES - {"__build_class__"}  # class statements need it; only naming it is forbidden
+    namespace = {key: value for key, value in vars(builtins).items() if key not in absent}
+    # statistics imports random, which would draw a new seed in every fork for nobody.
+    register, os.register_at_fork = os.register_at_fork, lambda **hooks: None
+    modules = _public_modules()
+    os.register_at_fork = register
+    namespace["__import__"] = _guarded_import(modules)
     sys.stdout = sys.stderr = _Nowhere()
     module = ModuleType("program")
     module.__dict__["__builtins__"] = namespace

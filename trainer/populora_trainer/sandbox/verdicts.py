@@ -114,7 +114,7 @@ class Limits:
     """What one run of a program may use.
 
     Attributes:
-        timeout_seconds: wall time of one run over all its inputs; the processor time limit follows from it.
+        timeout_seconds: processor time of one run over all its inputs, and a third of its wall time.
         memory_mib: address space on top of the bare interpreter's, in MiB.
         max_output_chars: longest canonical output, and longest input and literal answer, in characters.
         max_program_chars: longest program, in characters.

@@ -26,6 +26,7 @@ from populora_trainer.sandbox import kernel, program
 GO = struct.Struct("=IId")  # run, bytes of the job, timeout in seconds
 DONE = struct.Struct("=I?i")  # run, whether the deadline passed, wait status
 LENGTH = struct.Struct("=I")
+WALL_FACTOR = 3
 
 
 class Isolation:
@@ -108,11 +109,10 @@ def main(control: int, job_fd: int, result_fd: int, memory_mib: int) -> NoReturn
         if len(order) != GO.size:
             os._exit(0)
         run, size, timeout = GO.unpack(order)
-        deadline = time.monotonic() + timeout
         pid = os.fork()
         if pid == 0:
             _child(isolation, module, control, job_fd, result_fd, size, timeout)
-        timed_out, status = _await(pid, deadline)
+        timed_out, status = _await(pid, timeout)
         isolation.kill_strays()
         os.write(control, DONE.pack(run, timed_out, status))
 
@@ -130,22 +130,37 @@ def _child(
     program.run(job, module, result_fd)
 
 
-def _await(pid: int, deadline: float) -> tuple[bool, int]:
-    """Wait for the child and kill it at the deadline; return whether it was late, and its wait status."""
+def _await(pid: int, timeout: float) -> tuple[bool, int]:
+    """Wait for the child and kill it when its time is up; return whether it was, and its wait status.
+
+    Its time is `timeout` seconds of processor time, so that verdicts do not depend on what else the machine does, and
+    at most WALL_FACTOR times that by the clock on the wall.
+    """
     late = False
+    now = time.monotonic()
+    last, check = now + WALL_FACTOR * timeout, now + timeout
     while True:
         ended, status = os.waitpid(pid, 0 if late else os.WNOHANG)
         if ended:
-            break
-        left = deadline - time.monotonic()
-        if left <= 0:
-            late = True
+            return late, status
+        now = time.monotonic()
+        if now >= check:
+            left = timeout - _processor_seconds(pid)
+            late = left <= 0 or now >= last
+            check = min(now + max(left, 0.001), last)
+        if late:
             os.kill(pid, signal.SIGKILL)
         elif hasattr(signal, "sigtimedwait"):
-            signal.sigtimedwait({signal.SIGCHLD}, left)
+            signal.sigtimedwait({signal.SIGCHLD}, check - now)
         else:
             time.sleep(0.001)
-    return late, status
+
+
+def _processor_seconds(pid: int) -> float:
+    try:
+        return time.clock_gettime(~pid << 3 | 2)  # the clock that clock_getcpuclockid(3) names
+    except OSError:
+        return float("inf")
 
 
 def _probe(isolation: Isolation) -> str | None:
