@@ -31,6 +31,7 @@ class Model(BaseModel):
         strict=True,
         frozen=True,
         allow_inf_nan=False,
+        validate_default=True,
     )
 
 
@@ -146,6 +147,18 @@ Quantity = Annotated[int | str, _Quantity()]
 
 FreeForm = Annotated[dict[str, JsonValue], _Free()]
 """A mapping whose fields belong to another API."""
+
+
+def shortest_numbers(value: Any) -> Any:
+    """Write the JSON value 64.0 as 64, as the API server does, so that equal values have one spelling."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list):
+        return [shortest_numbers(item) for item in value]
+    if isinstance(value, dict):
+        return {key: shortest_numbers(item) for key, item in value.items()}
+    return value
+
 
 LABEL_NAME = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 

@@ -1,14 +1,16 @@
 """Manifests on disk: read one to run it, check many, write the resolved form, compare two."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import JsonValue
 
-from populora_api.checking import check, show_value
+from populora_api.checking import check
 from populora_api.documents import MAX_BYTES, Document, read_documents, write_yaml
 from populora_api.errors import ManifestError, Problem
+from populora_api.fields import shortest_numbers
 from populora_api.overrides import apply_override
 from populora_api.resource import KIND, PopulationRun
 from populora_api.rules import IMMUTABLE
@@ -28,9 +30,36 @@ def load_manifest(
     Raises:
         ManifestError: listing every problem.
     """
-    documents, problems = read_manifest(path)
+    return _only_run(str(path), *read_manifest(path), overrides, output)
+
+
+def parse_manifest(
+    text: bytes, source: str, overrides: Sequence[str] = (), *, output: str | Path | None = None
+) -> PopulationRun:
+    """Do what `load_manifest` does for YAML that is not in a file, such as a stored run.yaml.
+
+    Args:
+        text: the YAML.
+        source: the name to show in problems.
+        overrides: as in `load_manifest`.
+        output: as in `load_manifest`.
+
+    Raises:
+        ManifestError: listing every problem.
+    """
+    return _only_run(source, *read_documents(text, source), overrides, output)
+
+
+def _only_run(
+    source: str,
+    documents: list[Document],
+    problems: list[Problem],
+    overrides: Sequence[str],
+    output: str | Path | None,
+) -> PopulationRun:
+    """Return the run of the one document there is."""
     if not documents and not problems:
-        problems = [Problem(str(path), "", f"the file is empty: a {KIND} is needed")]
+        problems = [_empty(source)]
     if len(documents) > 1:
         where = documents[1].where(())
         problems.append(Problem(where, "", f"{len(documents)} YAML documents are not allowed: one {KIND}"))
@@ -53,7 +82,7 @@ def check_file(path: str | Path) -> tuple[list[PopulationRun], list[Problem]]:
     """Return the valid PopulationRuns of a file and every problem of it; documents of other kinds are problems."""
     documents, unreadable = read_manifest(path)
     if not documents and not unreadable:
-        unreadable = [Problem(str(path), "", f"the file is empty: a {KIND} is needed")]
+        unreadable = [_empty(str(path))]
     checked = [check(document) for document in documents]
     problems = [problem for _, found in checked for problem in found]
     return [run for run, _ in checked if run is not None], [*problems, *unreadable]
@@ -72,7 +101,7 @@ def read_manifest(path: str | Path) -> tuple[list[Document], list[Problem]]:
 
 def resolved(run: PopulationRun) -> dict[str, JsonValue]:
     """Return the run as plain values with all defaults, in the order of the models; status left out."""
-    plain: dict[str, JsonValue] = run.model_dump(mode="json", exclude_none=True, exclude={"status"})
+    plain: dict[str, JsonValue] = shortest_numbers(run.model_dump(mode="json", exclude_none=True, exclude={"status"}))
     return plain
 
 
@@ -83,7 +112,8 @@ def resolved_yaml(run: PopulationRun) -> str:
 
 def identity(run: PopulationRun) -> dict[str, JsonValue]:
     """Return the fields of spec that cannot change once a run exists, by name."""
-    spec = run.spec.model_dump(mode="json", exclude_none=True)
+    spec = resolved(run)["spec"]
+    assert isinstance(spec, dict)
     return {name: spec[name] for name in IMMUTABLE}
 
 
@@ -111,7 +141,7 @@ class Change:
     immutable: bool
 
     def __str__(self) -> str:
-        before, after = ("no value" if value is None else show_value(value) for value in (self.before, self.after))
+        before, after = ("no value" if value is None else json.dumps(value) for value in (self.before, self.after))
         if self.immutable:
             return f"{self.field} is immutable: the run has {before}, the manifest says {after}"
         return f"{self.field}: {before} -> {after}"
@@ -133,6 +163,10 @@ def changes(stored: PopulationRun, manifest: PopulationRun, *, local: bool = Fal
         if not (local and field.startswith("spec.storage."))
     ]
     return sorted(found, key=lambda change: not change.immutable)
+
+
+def _empty(source: str) -> Problem:
+    return Problem(source, "", f"there is no YAML in it: a {KIND} is needed")
 
 
 def _store_at(document: Document, uri: str) -> None:

@@ -7,6 +7,7 @@ non-nullable: the server drops a `null` and fills in the default, so an optional
 from functools import cache
 from typing import Any
 
+from populora_api.fields import shortest_numbers
 from populora_api.resource import API_VERSION, GROUP, KIND, RUN_NAME, RUN_NAME_LENGTH, VERSION, PopulationRun
 from populora_api.rules import IMMUTABLE, IMMUTABLE_ALLOWED, IMMUTABLE_CEL, RULES
 
@@ -125,7 +126,7 @@ def _inline(node: Schema, definitions: dict[str, Schema]) -> Schema:
     if node.get("default", ...) is None:
         del node["default"]
     elif "default" in node:
-        node["default"] = _shortest_numbers(node["default"])
+        node["default"] = shortest_numbers(node["default"])
     if (value := node.pop("const", None)) is not None:
         node["enum"] = [value]
     if examples := node.pop("examples", None):
@@ -136,7 +137,7 @@ def _inline(node: Schema, definitions: dict[str, Schema]) -> Schema:
             node[exclusive] = True
     for name in ("minimum", "maximum"):
         if name in node:
-            node[name] = _shortest_numbers(node[name])
+            node[name] = shortest_numbers(node[name])
     required = node.get("required", [])
     fields = {}
     for name, field in node.get("properties", {}).items():
@@ -152,14 +153,3 @@ def _inline(node: Schema, definitions: dict[str, Schema]) -> Schema:
             node[name] = _inline(node[name], definitions)
     first = ("type", "description", "default", "enum")
     return {name: node[name] for name in (*first, *(name for name in node if name not in first)) if name in node}
-
-
-def _shortest_numbers(value: Any) -> Any:
-    """Write the JSON value 64.0 as 64, as the API server does."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, list):
-        return [_shortest_numbers(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _shortest_numbers(item) for key, item in value.items()}
-    return value

@@ -17,6 +17,7 @@ from populora_api import (
     identity,
     load_manifest,
     local_refusals,
+    parse_manifest,
     resolved,
     resolved_yaml,
 )
@@ -119,6 +120,20 @@ def test_a_resolved_manifest_loads_to_the_same_run(path, write):
     assert changes(run, again) == []
 
 
+def test_a_value_written_out_or_spelled_another_way_resolves_to_the_same_text(manifest, write):
+    short = load_manifest(write(manifest))
+    long = load_manifest(write(manifest), ["adapter.alpha=64.0", "training.learningRate=0.00005", "training.steps=2e2"])
+    assert resolved_yaml(long) == resolved_yaml(short)
+    assert type(short.spec.adapter.alpha) is type(long.spec.adapter.alpha) is float
+
+
+def test_a_stored_text_is_parsed_as_a_file_is(manifest, write):
+    run = load_manifest(write(manifest))
+    assert parse_manifest(resolved_yaml(run).encode(), "run.yaml") == load_manifest(write(resolved_yaml(run)))
+    with pytest.raises(ManifestError, match=r"^run.yaml: there is no YAML in it: a PopulationRun is needed$"):
+        parse_manifest(b"", "run.yaml")
+
+
 def test_yaml_values_keep_their_types(manifest, write):
     manifest["spec"]["trainer"] = {"nodeSelector": {"pool": "1e3", "spot": "y"}}
     run = load_manifest(write(manifest))
@@ -170,7 +185,8 @@ def test_changes_of_a_stored_run_are_named_with_both_values(manifest, write):
     )
     assert [str(change) for change in changes(stored, now)] == [
         "spec.population.seed is immutable: the run has 0, the manifest says 1",
-        "spec.adapter.targetModules is immutable: the run has a list of 4 items, the manifest says a list of 1 item",
+        'spec.adapter.targetModules is immutable: the run has ["q_proj", "k_proj", "v_proj", "o_proj"], '
+        'the manifest says ["q_proj"]',
         "spec.training.steps: 200 -> 300",
         "spec.training.teacherLearningRate: no value -> 0.5",
     ]
