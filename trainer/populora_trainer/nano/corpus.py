@@ -1,0 +1,258 @@
+"""The pretraining corpus: documents of the compact formats over generated programs, held-out programs left out.
+
+A chunk of documents follows from (seed, chunk number) alone. A document is a shared prefix (the task token and the
+program) and branches; a branch is what one prompt adds to the prefix, then its answer, then `<eos>`. So every answer
+stands in exactly the form in which it is asked later.
+"""
+
+import ast
+import random
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from populora_trainer.nano.programs import (
+    Program,
+    Sample,
+    argument_text,
+    compile_program,
+    normalised_hash,
+    random_program,
+    random_value,
+    sample_program,
+)
+from populora_trainer.randomness import choices
+from populora_trainer.tasks.compact import (
+    EOS,
+    function_prompt,
+    function_proposal_completion,
+    input_prompt,
+    output_prompt,
+    proposal_completion,
+    propose_prompt,
+)
+
+IDENTITY = "def f(x):\n    return x"
+# statements before the return: what is solved is spread wide, what is proposed is mostly short with a long tail
+SOLVE_SIZES = ((0, 1, 2, 3, 4, 5), (0.22, 0.42, 0.22, 0.09, 0.03, 0.02))
+PROPOSE_SIZES = ((0, 1, 2, 3, 4), (0.40, 0.42, 0.13, 0.04, 0.01))
+WIDE = 0.15  # share of programs with two-digit constants and longer expressions
+KINDS = ("output", "input", "function", "propose", "propose_function", "drill")
+KIND_WEIGHTS = (0.38, 0.18, 0.17, 0.13, 0.04, 0.10)
+MAX_MESSAGE_WORDS = 4
+SLOPPY_FUNCTION = 0.7  # a sloppy code_f answer is rarer by this factor
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One question behind a shared prefix and its answer, `<eos>` included."""
+
+    question: str
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A shared prefix and the branches behind it; the text of branch k is `prefix + question + answer`."""
+
+    prefix: str
+    branches: tuple[Branch, ...]
+
+
+def message_of(source: str, rng: random.Random | None = None) -> str:
+    """What a program does in a few hint words, from its syntax tree; with a generator, a random few of them."""
+    words: list[str] = []
+    operators = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.FloorDiv: "div", ast.Mod: "mod"}
+    calls = {"len", "sum", "max", "min", "abs", "sorted", "range", "str", "list"}
+    methods = {"append", "count", "join", "upper", "replace"}
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.For():
+                nested = any(isinstance(child, ast.For) for part in node.body for child in ast.walk(part))
+                words.append("nested" if nested else "loop")
+            case ast.While():
+                words.append("while")
+            case ast.If():
+                words.append("else" if node.orelse else "if")
+            case ast.BinOp(op=operator) | ast.AugAssign(op=operator):
+                words.append(operators.get(type(operator), ""))
+            case ast.Call(func=ast.Name(id=name)) if name in calls:
+                words.append(name)
+            case ast.Call(func=ast.Attribute(attr=name)) if name in methods:
+                words.append(name)
+            case ast.Subscript(slice=ast.Slice(step=None)):
+                words.append("slice")
+            case ast.Subscript(slice=ast.Slice()):
+                words.append("reverse")
+            case ast.Subscript():
+                words.append("index")
+            case ast.ListComp():
+                words.append("filter" if node.generators[0].ifs else "map")
+            case ast.Return(value=ast.Compare()):
+                words.append("compare")
+            case _:
+                pass
+    known = [word for word in dict.fromkeys(words) if word]
+    if rng is not None and len(known) > 1:
+        keep = set(rng.sample(known, rng.randint(1, min(len(known), MAX_MESSAGE_WORDS))))
+        known = [word for word in known if word in keep]
+    return " ".join(known[:MAX_MESSAGE_WORDS])
+
+
+class CorpusGenerator:
+    """Draws documents; `held_out` are the normalised hashes of programs that must never occur, not even as reference."""
+
+    def __init__(self, rng: random.Random, held_out: Collection[str], sloppy: float = 0.0) -> None:
+        self.rng = rng
+        self.held_out = held_out
+        self.sloppy = sloppy
+
+    def document(self) -> Document:
+        """One document of a random kind."""
+        kind = self.rng.choices(KINDS, KIND_WEIGHTS)[0]
+        return {
+            "output": self.output,
+            "input": self.input,
+            "function": self.function,
+            "propose": self.propose,
+            "propose_function": self.propose_function,
+            "drill": self.drill,
+        }[kind]()
+
+    def program(self, sizes: tuple[Sequence[int], Sequence[float]], count: int) -> Program:
+        """A random program that is not held out."""
+        rng = self.rng
+        while True:
+            size = rng.choices(*sizes)[0]
+            program = random_program(rng, size, count, wide=rng.random() < WIDE)
+            if normalised_hash(program.source) not in self.held_out:
+                return program
+
+    def output(self) -> Document:
+        """code_o with several inputs of one program."""
+        return self._outputs(self.program(SOLVE_SIZES, self.rng.randint(3, 7)))
+
+    def input(self) -> Document:
+        """code_i with several outputs of one program."""
+        return self._inputs(self.program(SOLVE_SIZES, self.rng.randint(3, 6)))
+
+    def function(self) -> Document:
+        """code_f: the program is the answer to two or three of its pairs and a message."""
+        rng = self.rng
+        program = self.program(SOLVE_SIZES, 4)
+        shown = [(sample.arguments, sample.output) for sample in program.samples[: rng.choice((2, 2, 2, 3))]]
+        message, answer = message_of(program.source, rng), program.source
+        if rng.random() < self.sloppy * SLOPPY_FUNCTION:
+            answer = self.program(SOLVE_SIZES, 4).source
+        return _single(function_prompt(shown, message), answer)
+
+    def propose(self) -> Document:
+        """A new program and an input, given a reference; sometimes the new program is one edit away from it."""
+        rng = self.rng
+        program = self.program(PROPOSE_SIZES, 4)
+        reference = IDENTITY
+        roll = rng.random()
+        if roll < 0.3:
+            reference = self.edited(program.source) or IDENTITY
+        elif roll < 0.9:
+            reference = self.program(PROPOSE_SIZES, 4).source
+        task = "code_o" if rng.random() < 0.5 else "code_i"
+        completion = proposal_completion(program.source, program.samples[0].arguments)
+        return _single(propose_prompt(task, reference), completion)  # type: ignore[arg-type]
+
+    def propose_function(self) -> Document:
+        """Inputs and a message for a given program."""
+        rng = self.rng
+        if rng.random() < 0.05:
+            values = [random_value(rng, rng.choice(("int", "list", "str"))) for _ in range(4)]
+            return _single(propose_prompt("code_f", IDENTITY), function_proposal_completion([repr(value) for value in values], ""))
+        program = self.program(PROPOSE_SIZES, rng.choice((4, 4, 5, 6)))
+        inputs = [sample.arguments for sample in program.samples]
+        completion = function_proposal_completion(inputs, message_of(program.source, rng))
+        return _single(propose_prompt("code_f", program.source), completion)
+
+    def edited(self, source: str) -> str | None:
+        """The program with one constant or operator changed, or None where nothing fits or the result is held out."""
+        rng = self.rng
+        places = [index for index, letter in enumerate(source) if letter in "0123456789" or source[index : index + 3] in (" + ", " - ", " * ")]
+        if not places:
+            return None
+        place = rng.choice(places)
+        if source[place] == " ":
+            changed = source[:place] + rng.choice((" + ", " - ", " * ")) + source[place + 3 :]
+        else:
+            changed = source[:place] + str(rng.randint(1, 9)) + source[place + 1 :]
+        if changed == source or normalised_hash(changed) in self.held_out:
+            return None
+        return changed
+
+    def drill(self) -> Document:
+        """One-digit arithmetic, mostly sums and differences, with many pairs of one short program."""
+        rng = self.rng
+        operator = rng.choices(("+", "-", "*"), (5, 5, 1))[0]
+        names = rng.choice((("x",), ("n",), ("a",), ("b",), ("y",), ("x", "y"), ("a", "b"), ("n", "x"), ("v", "x"), ("s", "n")))
+        ints = [name for name in names if name not in ("v", "s")]
+        limit = 9 if operator == "*" or rng.random() < 0.75 else 30
+        constant = str(rng.randint(0, limit))
+        left, right = (ints[0], ints[1]) if len(ints) == 2 and rng.random() < 0.8 else (ints[-1], constant)
+        if rng.random() < 0.25:
+            left, right = right, left
+        source = f"def f({', '.join(names)}):\n    return {left} {operator} {right}"
+        if rng.random() < 0.25:
+            source = f"def f({', '.join(names)}):\n    r = {left} {operator} {right}\n    return r"
+        function, found = compile_program(source), dict[str, str]()
+        while len(found) < 8:
+            values = [
+                rng.randint(0, limit) if name in ints else random_value(rng, "list" if name == "v" else "str") for name in names
+            ]
+            output = function(*values)
+            found[argument_text(values)] = repr(output)
+        if normalised_hash(source) in self.held_out:
+            return self.drill()
+        program = Program(source, tuple(Sample(arguments, output) for arguments, output in found.items()))
+        return self._outputs(program) if rng.random() < 0.7 else self._inputs(program)
+
+    def _outputs(self, program: Program) -> Document:
+        """Questions by samples; a sloppy answer is the output of another sample or the input itself."""
+        rng, pairs = self.rng, []
+        for sample in program.samples:
+            answer = sample.output
+            if rng.random() < self.sloppy:
+                answer = rng.choice((*(other.output for other in program.samples), _first_argument(sample.arguments)))
+            pairs.append((output_prompt(program.source, sample.arguments), answer))
+        return _document(pairs)
+
+    def _inputs(self, program: Program) -> Document:
+        """Questions by distinct outputs; the answer is the first sample with that output, sloppily any sample."""
+        first: dict[str, str] = {}
+        for sample in program.samples:
+            first.setdefault(sample.output, sample.arguments)
+        pairs = []
+        for output, arguments in first.items():
+            answer = self.rng.choice(program.samples).arguments if self.rng.random() < self.sloppy else arguments
+            pairs.append((input_prompt(program.source, output), answer))
+        return _document(pairs)
+
+
+def _first_argument(arguments: str) -> str:
+    return repr(ast.literal_eval(f"({arguments},)")[0])
+
+
+def _single(prompt: str, completion: str) -> Document:
+    return Document(prompt, (Branch("", completion + EOS),))
+
+
+def _document(pairs: Sequence[tuple[str, str]]) -> Document:
+    """Share what all prompts begin with up to the last special token of the prefix."""
+    prompts = [prompt for prompt, _ in pairs]
+    start = prompts[0].rindex("<in>") if prompts[0].endswith("<out>") else prompts[0].rindex("<out>")
+    branches = tuple(Branch(prompt[start:], answer + EOS) for prompt, answer in pairs)
+    return Document(prompts[0][:start], branches)
+
+
+def chunk(seed: int, number: int, size: int, held_out: Collection[str], sloppy: float = 0.0) -> list[Document]:
+    """Return `size` documents, a function of (seed, number), the held-out hashes and the share of sloppy answers."""
+    generator = CorpusGenerator(choices(seed, "corpus", number), held_out, sloppy)
+    return [generator.document() for _ in range(size)]
+
+
+__all__ = ["Branch", "CorpusGenerator", "Document", "chunk", "message_of", "sample_program"]

@@ -1,0 +1,75 @@
+"""The held-out problems of the embedded base: fixed, shipped with it, and never seen in its pretraining.
+
+`heldout.jsonl` holds one problem a line, three per program (code_o, code_i, code_f) in shuffled order of programs, so
+that any prefix is a fair sample. Pretraining rejects every program that equals one of these up to variable names.
+"""
+
+import json
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from populora_trainer.nano.corpus import SOLVE_SIZES, WIDE, message_of
+from populora_trainer.nano.programs import Program, normalised_hash, random_program
+from populora_trainer.randomness import choices
+from populora_trainer.tasks.problem import TASK_TYPES, Problem
+
+HELDOUT_PATH = Path(__file__).with_name("heldout.jsonl")
+HELDOUT_SEED = 20_260_516
+NATURAL, HARD = 320, 80  # programs from the corpus distribution, and longer ones beyond it
+HARD_SIZES = ((3, 4, 5, 6), (1.0, 1.0, 1.0, 1.0))
+FUNCTION_INPUTS = 4
+
+
+@cache
+def load_heldout() -> tuple[Problem, ...]:
+    """Return the shipped held-out problems with their outputs."""
+    return tuple(_read(HELDOUT_PATH.read_text(encoding="utf-8")))
+
+
+@cache
+def heldout_hashes() -> frozenset[str]:
+    """Return the normalised hashes of the held-out programs."""
+    return frozenset(normalised_hash(program) for program in {problem.program for problem in load_heldout()})
+
+
+def _read(text: str) -> Iterator[Problem]:
+    for line in text.splitlines():
+        fields = json.loads(line)
+        yield Problem(
+            task=fields["task"],
+            program=fields["program"],
+            inputs=tuple(fields["inputs"]),
+            outputs=tuple(fields["outputs"]),
+            message=fields["message"],
+        )
+
+
+def build_heldout(seed: int = HELDOUT_SEED) -> list[Problem]:
+    """Draw the held-out problems: programs distinct up to variable names, four samples each."""
+    rng = choices(seed, "held-out programs")
+    programs: dict[str, Program] = {}
+    for count, sizes, wide in ((NATURAL, SOLVE_SIZES, WIDE), (HARD, HARD_SIZES, 0.5)):
+        wanted = len(programs) + count
+        while len(programs) < wanted:
+            program = random_program(rng, rng.choices(*sizes)[0], FUNCTION_INPUTS, wide=rng.random() < wide)
+            programs.setdefault(normalised_hash(program.source), program)
+    ordered = list(programs.values())
+    rng.shuffle(ordered)
+    return [problem for program in ordered for problem in _problems(program)]
+
+
+def _problems(program: Program) -> Iterator[Problem]:
+    inputs = tuple(sample.arguments for sample in program.samples)
+    outputs = tuple(sample.output for sample in program.samples)
+    for task in TASK_TYPES:
+        if task == "code_f":
+            yield Problem(task, program.source, inputs, outputs, message_of(program.source))
+        else:
+            yield Problem(task, program.source, inputs[:1], outputs[:1])
+
+
+def heldout_text(problems: list[Problem]) -> str:
+    """One JSON object a line."""
+    fields = ("task", "program", "inputs", "outputs", "message")
+    return "".join(json.dumps({name: getattr(problem, name) for name in fields}) + "\n" for problem in problems)

@@ -1,0 +1,553 @@
+"""Random small Python programs over integers, lists of integers and strings, with arguments to run them on.
+
+The generator is trusted and its programs are deterministic, terminate and have no side effects, so they run in this
+process. A program is written by a grammar with typed variables; `size` sets how many statements precede its return.
+"""
+
+import ast
+import hashlib
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import CodeType
+from typing import Literal
+
+Kind = Literal["int", "list", "str", "bool"]
+Value = int | str | list[int] | bool
+
+ARGUMENT_NAMES: dict[str, tuple[str, ...]] = {
+    "int": ("x", "y", "n", "a", "b"),
+    "list": ("v", "w", "q"),
+    "str": ("s", "t", "u"),
+}
+LOCAL_NAMES: dict[str, tuple[str, ...]] = {"int": ("r", "k", "m", "z"), "list": ("p", "o"), "str": ("d", "e")}
+ALPHABET = "abcd"
+MAX_INT, MAX_LIST, MAX_STRING, MAX_LOOP, MAX_LINES = 99, 8, 8, 40, 14
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One argument list and what the program returns for it, both as canonical literal text."""
+
+    arguments: str
+    output: str
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A generated program with distinct argument lists and their outputs."""
+
+    source: str
+    samples: tuple[Sample, ...]
+
+    @property
+    def lines(self) -> int:
+        """Lines of code, the `def` line included."""
+        return self.source.count("\n") + 1
+
+
+class _Writer:
+    """Writes one random program; holds the variables in scope by kind."""
+
+    def __init__(self, rng: random.Random, wide: bool) -> None:
+        self.rng = rng
+        self.wide = wide  # two-digit constants and deeper expressions
+        self.scope: dict[str, list[str]] = {"int": [], "list": [], "str": []}
+        self.taken: set[str] = set()
+        self.fixed: set[str] = set()  # arguments and loop variables: statements do not assign them
+
+    # expressions -----------------------------------------------------------------------------------------------
+
+    def constant(self) -> str:
+        return str(self.rng.randint(10, 30) if self.wide and self.rng.random() < 0.25 else self.rng.randint(0, 9))
+
+    def some(self, kind: str) -> str | None:
+        names = self.scope[kind]
+        return self.rng.choice(names) if names else None
+
+    def int_atom(self) -> str:
+        name = self.some("int")
+        if name and self.rng.random() < 0.75:
+            return name
+        options = [f"len({other})" for kind in ("list", "str") if (other := self.some(kind))]
+        if options and self.rng.random() < 0.8:
+            return self.rng.choice(options)
+        return name or self.constant()
+
+    def integer(self, depth: int = 1) -> str:
+        rng = self.rng
+        if depth <= 0 or rng.random() < 0.15:
+            return self.int_atom()
+        options: list[Callable[[], str]] = []
+        if self.scope["int"]:
+            options += [self._arithmetic] * 9 + [self._divide] * 2 + [self._extreme]
+        values, text = self.some("list"), self.some("str")
+        if values:
+            options += [
+                lambda: f"len({values})",
+                lambda: f"sum({values})",
+                lambda: f"sum({values})",
+                lambda: f"max({values})",
+                lambda: f"min({values})",
+                lambda: f"{values}[{rng.choice(('0', '-1', '1'))}]",
+                lambda: f"{values}[{rng.choice(('0', '-1', '1'))}]",
+                lambda: f"{values}.count({self.int_operand()})",
+                self._arithmetic,
+                self._sum_over,
+            ]
+        if text:
+            letter = repr(rng.choice(ALPHABET))
+            options += [lambda: f"len({text})", lambda: f"{text}.count({letter})", self._arithmetic]
+        return rng.choice(options)() if options else self.int_atom()
+
+    def int_operand(self) -> str:
+        return self.constant() if self.rng.random() < 0.6 or not self.scope["int"] else self.int_atom()
+
+    def _arithmetic(self) -> str:
+        rng = self.rng
+        operator = rng.choices(("+", "-", "*"), (4, 4, 2))[0]
+        left, right = self.int_atom(), self.int_operand()
+        if rng.random() < 0.12:
+            left, right = self.constant(), left
+        if operator == "*" and right == left and rng.random() < 0.5:
+            right = str(rng.randint(2, 4))
+        text = f"{left} {operator} {right}"
+        if rng.random() < (0.3 if self.wide else 0.12):
+            text += f" {rng.choice('+-')} {self.int_operand()}"
+        return text
+
+    def _divide(self) -> str:
+        operator = self.rng.choice(("//", "%", "%"))
+        return f"{self.int_atom()} {operator} {self.rng.randint(2, 7 if self.wide else 5)}"
+
+    def _extreme(self) -> str:
+        if self.rng.random() < 0.3:
+            return f"abs({self.int_atom()} - {self.int_operand()})"
+        return f"{self.rng.choice(('max', 'min'))}({self.int_atom()}, {self.int_operand()})"
+
+    def _sum_over(self) -> str:
+        values, item = self.some("list"), self.fresh(("i", "j", "c"))
+        if item is None:
+            return f"sum({values})"
+        if self.rng.random() < 0.5:
+            return f"sum([{item} {self.rng.choice('+-*')} {self.rng.randint(1, 4)} for {item} in {values}])"
+        return f"sum([{item} for {item} in {values} if {self._item_test(item)}])"
+
+    def _item_test(self, item: str) -> str:
+        if self.rng.random() < 0.4:
+            return f"{item} % {self.rng.randint(2, 3)} == {self.rng.randint(0, 1)}"
+        return f"{item} {self.rng.choice(('<', '>'))} {self.int_operand()}"
+
+    def listing(self, depth: int = 1) -> str:
+        rng, values, text = self.rng, self.some("list"), self.some("str")
+        if not values:
+            start = rng.randint(0, 2)
+            number = self.int_atom()
+            options = [
+                f"list(range({number}))" if start == 0 else f"list(range({start}, {number}))",
+                f"[{number}, {self.int_operand()}]",
+                f"[{number}] * {rng.randint(2, 3)}",
+            ]
+            if text:
+                options += [f"[len({text}), {self.int_operand()}]"]
+            return rng.choice(options)
+        item = self.fresh(("i", "j", "c"))
+        options = [
+            f"{values}[::-1]",
+            f"sorted({values})",
+            f"{values}[1:]",
+            f"{values}[:-1]",
+            f"{values}[:{rng.randint(1, 3)}]",
+            f"{values} + [{self.int_operand()}]",
+            f"[{self.int_operand()}] + {values}",
+            f"{values} + {self.some('list')}",
+        ]
+        if item:
+            options += [
+                f"[{item} {rng.choice('+-*')} {self.int_operand()} for {item} in {values}]",
+                f"[{item} {rng.choice('+-*')} {rng.randint(1, 5)} for {item} in {values}]",
+                f"[{item} for {item} in {values} if {self._item_test(item)}]",
+            ]
+        return rng.choice(options)
+
+    def string(self, depth: int = 1) -> str:
+        rng, text = self.rng, self.some("str")
+        number = self.some("int")
+        if not text:
+            return f"str({number})" if number and rng.random() < 0.5 else repr(rng.choice(ALPHABET))
+        first, second = (repr(letter) for letter in rng.sample(ALPHABET, 2))
+        options = [
+            f"{text}[::-1]",
+            f"{text} + {first}",
+            f"{first} + {text}",
+            f"{text} + {self.some('str')}",
+            f"{text}[1:]",
+            f"{text}[:-1]",
+            f"{text}[:{rng.randint(1, 3)}]",
+            f"{text} * 2",
+            f"{text}.upper()",
+            f"{text}.replace({first}, {second})",
+            f"''.join(sorted({text}))",
+            f"{text}[0]",
+            f"{text}[-1]",
+        ]
+        if number:
+            options += [f"{text} + str({number})", f"{text}[:{number}]", f"{text}[{number}:]"]
+        return rng.choice(options)
+
+    def condition(self) -> str:
+        rng = self.rng
+        options: list[str] = []
+        number, values, text = self.some("int"), self.some("list"), self.some("str")
+        if number:
+            comparison = rng.choice(("<", ">", "<=", ">=", "==", "!="))
+            operand = self.int_operand()
+            options += [f"{number} {comparison} {self.constant() if operand == number else operand}"] * 4
+            options += [f"{number} % {rng.randint(2, 3)} == {rng.randint(0, 1)}"] * 2
+        if values:
+            options += [
+                f"{self.int_operand()} in {values}",
+                f"len({values}) > {rng.randint(1, 3)}",
+                f"{values}[0] {rng.choice('<>')} {self.int_operand()}",
+                f"sum({values}) > {rng.randint(4, 15)}",
+            ]
+        if text:
+            letter = repr(rng.choice(ALPHABET))
+            options += [f"{letter} in {text}", f"len({text}) > {rng.randint(1, 3)}", f"{text}[0] == {letter}"]
+        return rng.choice(options)
+
+    def expression(self, kind: str, depth: int = 1) -> str:
+        if kind == "int":
+            return self.integer(depth)
+        if kind == "list":
+            return self.listing(depth)
+        return self.string(depth) if kind == "str" else self.condition()
+
+    # statements ------------------------------------------------------------------------------------------------
+
+    def fresh(self, names: tuple[str, ...]) -> str | None:
+        free = [name for name in names if name not in self.taken]
+        return free[0] if free and self.rng.random() < 0.8 else (self.rng.choice(free) if free else None)
+
+    def declare(self, kind: str, name: str) -> None:
+        if name not in self.scope[kind]:
+            self.scope[kind].append(name)
+        self.taken.add(name)
+
+    def kind(self) -> str:
+        weights = [3 if self.scope[kind] else (1 if kind == "int" else 0.15) for kind in ("int", "list", "str")]
+        return self.rng.choices(("int", "list", "str"), weights)[0]
+
+    def local(self) -> tuple[str, str] | None:
+        """A variable that a statement may change, of any kind."""
+        pairs = [(kind, name) for kind, names in self.scope.items() for name in names if name not in self.fixed]
+        return self.rng.choice(pairs) if pairs else None
+
+    def assign(self, indent: str) -> list[str]:
+        kind = self.kind()
+        name = self.some(kind) if self.rng.random() < 0.3 else self.fresh(LOCAL_NAMES[kind])
+        if name is None or name in self.fixed and name in ("i", "j", "c"):
+            return self.change(indent)
+        text = self.expression(kind)
+        self.declare(kind, name)
+        return [f"{indent}{name} = {text}"] if text != name else []
+
+    def change(self, indent: str, looped: bool = False) -> list[str]:
+        """Update a local variable in place, in a way that stays small inside a loop."""
+        rng, target = self.rng, self.local()
+        if target is None:
+            return []
+        kind, name = target
+        if kind == "int":
+            operand = self.int_operand() if rng.random() < 0.5 else self.int_atom()
+            if operand == name:
+                operand = self.constant()
+            if rng.random() < 0.15:
+                return [f"{indent}{name} = {rng.choice(('max', 'min'))}({name}, {operand})"]
+            if rng.random() < 0.15 and not (looped and self.wide):
+                return [f"{indent}{name} = {name} * {rng.randint(2, 3)}"]
+            return [f"{indent}{name} {rng.choices(('+=', '-='), (3, 2))[0]} {operand}"]
+        if kind == "list":
+            return [f"{indent}{name}.append({self.int_operand() if rng.random() < 0.4 else self.int_atom()})"]
+        letters = [other for other in self.scope["str"] if other in ("i", "j", "c")]
+        piece = letters[0] if letters and rng.random() < 0.8 else repr(rng.choice(ALPHABET))
+        return [f"{indent}{name} = {piece} + {name}"] if rng.random() < 0.35 else [f"{indent}{name} += {piece}"]
+
+    def step(self, indent: str, looped: bool) -> list[str]:
+        """One simple statement; inside a loop only changes, since an assignment there could double a value."""
+        return self.change(indent, looped) if looped or self.rng.random() < 0.5 else self.assign(indent)
+
+    def branch(self, indent: str, looped: bool = False) -> list[str]:
+        rng, test = self.rng, self.condition()
+        inner = indent + "    "
+        if not looped and rng.random() < 0.3:
+            return [f"{indent}if {test}:", f"{inner}return {{result}}"]
+        before = self.snapshot()
+        body = self.step(inner, looped)
+        if not body:
+            return []
+        lines = [f"{indent}if {test}:", *body]
+        self.restore(before)
+        if rng.random() < 0.5:
+            other = self.step(inner, looped)
+            self.restore(before)
+            if other:
+                lines += [f"{indent}else:", *other]
+        return lines
+
+    def loop(self, indent: str, budget: int, depth: int = 0) -> list[str]:
+        rng, lines = self.rng, []
+        if self.local() is None or rng.random() < 0.5:
+            kind = rng.choices(("int", "list", "str"), (5, 2, 2 if self.scope["str"] else 0.3))[0]
+            name = self.fresh(LOCAL_NAMES[kind])
+            if name:
+                start = {"int": rng.choice(("0", "0", "1", self.int_operand())), "list": "[]", "str": "''"}[kind]
+                lines.append(f"{indent}{name} = {start}")
+                self.declare(kind, name)
+        item = next((name for name in ("i", "j", "c") if name not in self.taken), None)
+        values, text, number = self.some("list"), self.some("str"), self.some("int")
+        heads: list[tuple[str, str]] = []
+        if values:
+            heads += [(values, "int")] * 3
+        if text:
+            heads += [(text, "str")] * 3
+        if number and number not in ("i", "j", "c"):
+            heads += [(f"range({number})", "int")] * 2 + [(f"range(1, {number})", "int")]
+        heads += [(f"range({rng.randint(2, 4)})", "int")]
+        if depth and number in ("i", "j", "c"):
+            heads += [(f"range({number})", "int")] * 2
+        if item is None or self.local() is None:
+            return lines
+        over, kind = rng.choice(heads)
+        before = self.snapshot()
+        self.declare(kind, item)
+        self.fixed.add(item)
+        blocked = over if over.isidentifier() else ""
+        self.fixed.add(blocked)
+        inner = indent + "    "
+        body: list[str] = []
+        for _ in range(1 if budget < 3 else rng.randint(1, 2 if budget < 5 else 3)):
+            roll = rng.random()
+            if depth == 0 and budget >= 3 and roll < 0.2:
+                body += self.loop(inner, 1, 1)
+            elif roll < 0.45:
+                body += self.branch(inner, True)
+            else:
+                body += self.change(inner, True)
+        self.restore(before)
+        return [*lines, f"{indent}for {item} in {over}:", *body] if body else lines
+
+    def while_loop(self, indent: str) -> list[str]:
+        rng = self.rng
+        number = next((name for name in self.scope["int"] if name not in ("i", "j", "c")), None)
+        if number is None:
+            return self.assign(indent)
+        lines = []
+        if self.local() is None or self.local() == ("int", number):
+            name = self.fresh(LOCAL_NAMES["int"])
+            if name is None:
+                return []
+            lines.append(f"{indent}{name} = {rng.choice(('0', '1', self.constant()))}")
+            self.declare("int", name)
+        inner = indent + "    "
+        self.fixed.add(number)
+        body = self.change(inner, True)
+        self.fixed.discard(number)
+        step = f"{number} -= {rng.randint(1, 3)}" if rng.random() < 0.7 else f"{number} = {number} // {rng.randint(2, 3)}"
+        return [*lines, f"{indent}while {number} > {rng.randint(0, 3)}:", *body, f"{inner}{step}"]
+
+    def snapshot(self) -> tuple[dict[str, list[str]], set[str], set[str]]:
+        return {kind: list(names) for kind, names in self.scope.items()}, set(self.taken), set(self.fixed)
+
+    def restore(self, saved: tuple[dict[str, list[str]], set[str], set[str]]) -> None:
+        """Forget the names declared since; they may be unbound on some path."""
+        scope, taken, fixed = saved
+        self.scope = {kind: list(names) for kind, names in scope.items()}
+        self.taken, self.fixed = set(taken), set(fixed)
+
+    def program(self, size: int) -> tuple[str, list[str]]:
+        """Source of a program with about `size` statements before its return, and its arguments' kinds."""
+        rng = self.rng
+        kinds = rng.choices(
+            (["int"], ["int", "int"], ["list"], ["list", "int"], ["str"], ["str", "int"], ["str", "str"], ["list", "list"]),
+            (5, 4, 4, 2.5, 4, 1.5, 1, 0.7),
+        )[0]
+        names: list[str] = []
+        for kind in kinds:
+            pool = [name for name in ARGUMENT_NAMES[kind] if name not in names]
+            names.append(pool[0] if rng.random() < 0.5 else rng.choice(pool))
+            self.declare(kind, names[-1])
+        lines: list[str] = []
+        for _ in range(size):
+            roll, budget = rng.random(), size
+            if roll < 0.34:
+                lines += self.assign("    ")
+            elif roll < 0.58:
+                lines += self.branch("    ")
+            elif roll < 0.9:
+                lines += self.loop("    ", budget)
+            else:
+                lines += self.while_loop("    ")
+        kind = self._result_kind(kinds, bool(lines))
+        lines = [line.replace("{result}", self._early(kind)) if "{result}" in line else line for line in lines]
+        lines.append(f"    return {self._result(kind, lines)}")
+        return f"def f({', '.join(names)}):\n" + "\n".join(lines), kinds
+
+    def _result_kind(self, kinds: list[str], body: bool) -> str:
+        if body:
+            local = self.local()
+            if local and self.rng.random() < 0.85:
+                return local[0]
+        return self.rng.choices((self.rng.choice(kinds), "int", "list", "str", "bool"), (5, 2, 0.4, 0.5, 0.4))[0]
+
+    def _early(self, kind: str) -> str:
+        if kind == "bool" or self.rng.random() < 0.6:
+            return self.expression(kind)
+        return self.some(kind) or self.expression(kind)
+
+    def _result(self, kind: str, lines: list[str]) -> str:
+        if kind == "bool":
+            return self.condition()
+        locals_ = [name for name in self.scope[kind] if name in LOCAL_NAMES[kind]]
+        if locals_ and self.rng.random() < 0.65:
+            return self.rng.choice(locals_)
+        if kind == "int" and locals_ and self.rng.random() < 0.7:
+            return f"{self.rng.choice(locals_)} {self.rng.choice('+-')} {self.int_operand()}"
+        return self.expression(kind)
+
+
+def random_value(rng: random.Random, kind: str) -> Value:
+    """An argument of the given kind: mostly one-digit integers, short lists, short strings over `abcd`."""
+    if kind == "int":
+        roll = rng.random()
+        if roll < 0.88:
+            return rng.randint(0, 9)
+        return rng.randint(10, 30) if roll < 0.96 else -rng.randint(1, 9)
+    if kind == "list":
+        return [rng.randint(0, 9) for _ in range(rng.choices((0, 1, 2, 3, 4, 5), (0.2, 1, 4, 5, 4, 1))[0])]
+    return "".join(rng.choice(ALPHABET) for _ in range(rng.choices((1, 2, 3, 4, 5), (1, 4, 5, 4, 1))[0]))
+
+
+def within_limits(value: object) -> bool:
+    """Whether an output is small enough for the base: integers to 99, lists to 8 of them, strings to 8 characters."""
+    if isinstance(value, bool):
+        return True
+    if isinstance(value, int):
+        return abs(value) <= MAX_INT
+    if isinstance(value, str):
+        return len(value) <= MAX_STRING and value.isascii()
+    return isinstance(value, list) and len(value) <= MAX_LIST and all(within_limits(item) for item in value)
+
+
+class _TooLongError(ValueError):
+    """A generated program would loop more often than the base should have to follow."""
+
+
+def _bounded_range(*bounds: int) -> range:
+    numbers = range(*bounds)
+    if len(numbers) > MAX_LOOP:
+        raise _TooLongError
+    return numbers
+
+
+def compile_program(source: str) -> Callable[..., object]:
+    """The function `f` of a generated program (trusted source only), made to raise where a loop gets long."""
+    ticks = iter(())
+
+    def start() -> None:
+        nonlocal ticks
+        ticks = iter(range(MAX_LOOP))
+
+    def tick() -> bool:
+        if next(ticks, None) is None:
+            raise _TooLongError
+        return True
+
+    code: CodeType = compile(source.replace("while ", "while tick() and "), "<generated>", "exec")
+    namespace: dict[str, Callable[..., object]] = {"range": _bounded_range, "tick": tick}
+    exec(code, namespace)  # noqa: S102 - written by this module's own grammar
+    function = namespace["f"]
+
+    def run(*values: Value) -> object:
+        start()
+        return function(*values)
+
+    return run
+
+
+def argument_text(values: list[Value]) -> str:
+    """Canonical literal text of an argument list."""
+    return ", ".join(map(repr, values))
+
+
+def sample_program(source: str, kinds: list[str], rng: random.Random, count: int) -> tuple[Sample, ...] | None:
+    """Run a program on random distinct arguments; None when it raises, leaves the limits or is nearly constant."""
+    try:
+        function = compile_program(source)
+        found: dict[str, str] = {}
+        for _ in range(count * 3):
+            values = [random_value(rng, kind) for kind in kinds]
+            text = argument_text(values)
+            if text in found:
+                continue
+            try:
+                output = function(*values)
+            except IndexError:
+                continue  # an empty list or string; the other arguments count
+            if not within_limits(output):
+                return None
+            found[text] = repr(output)
+            if len(found) == count:
+                break
+    except (ArithmeticError, LookupError, TypeError, ValueError, NameError, SyntaxError):
+        return None
+    if len(found) < min(count, 4) or len(set(found.values())) < 2:
+        return None
+    return tuple(Sample(arguments, output) for arguments, output in found.items())
+
+
+def random_program(rng: random.Random, size: int, count: int, wide: bool = False) -> Program:
+    """Draw programs of about `size` statements until one passes, with `count` samples (a few less if rare)."""
+    while True:
+        source, kinds = _Writer(rng, wide).program(size)
+        if source.count("\n") >= MAX_LINES:
+            continue
+        samples = sample_program(source, kinds, rng, count)
+        if samples is not None:
+            return Program(source, samples)
+
+
+def normalised_hash(source: str) -> str:
+    """Digest of a program up to the names of its variables and its layout.
+
+    Two programs that differ only by renaming arguments and local variables share it, so holding one out holds out both.
+    """
+    tree = ast.parse(source)
+    names: dict[str, str] = {}
+
+    class Rename(ast.NodeTransformer):
+        def visit_arg(self, node: ast.arg) -> ast.arg:
+            names.setdefault(node.arg, f"v{len(names)}")
+            return ast.arg(names[node.arg])
+
+        def visit_Name(self, node: ast.Name) -> ast.Name:  # noqa: N802
+            if isinstance(node.ctx, ast.Store):
+                names.setdefault(node.id, f"v{len(names)}")
+            return ast.Name(names.get(node.id, node.id), node.ctx)
+
+    # comprehension targets are read before they are written in source order: collect the stores first
+    for node in ast.walk(tree):
+        if isinstance(node, ast.comprehension) and isinstance(node.target, ast.Name):
+            names.setdefault(node.target.id, f"c{node.target.id}")
+    order = {name: f"v{index}" for index, name in enumerate(_binding_order(tree))}
+    names.clear()
+    names.update(order)
+    return hashlib.sha256(ast.dump(Rename().visit(tree)).encode()).hexdigest()[:16]
+
+
+def _binding_order(tree: ast.Module) -> list[str]:
+    """Names bound in the program, arguments first, then by position in the source."""
+    arguments = [node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)]
+    stores = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+    stores.sort(key=lambda node: (node.lineno, node.col_offset))
+    return list(dict.fromkeys([*arguments, *(node.id for node in stores)]))

@@ -1,0 +1,183 @@
+"""The compact prompts of the embedded base: a task token, then programs, arguments and values between special tokens.
+
+| task | prompt | completion |
+|---|---|---|
+| code_o | `<o>PROGRAM<in>ARGUMENTS<out>` | `VALUE` |
+| code_i | `<i>PROGRAM<out>VALUE<in>` | `ARGUMENTS` |
+| code_f | `<f>(<in>ARGUMENTS<out>VALUE)+<msg>MESSAGE<prog>` | `PROGRAM` |
+| propose code_o, code_i | `<po>` or `<pi>`, `REFERENCE<new>` | `PROGRAM<in>ARGUMENTS` |
+| propose code_f | `<pf>PROGRAM<new>` | `(<in>ARGUMENTS)+<msg>MESSAGE` |
+
+Every completion ends with `<eos>`. The corpus generator of the embedded base composes its documents from the same
+functions, so training text and prompts cannot drift apart.
+"""
+
+import ast
+import warnings
+from collections.abc import Sequence
+
+from populora_trainer.tasks.problem import Problem, TaskType
+from populora_trainer.tasks.templates import Prompt, Tokenizer
+
+PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
+SOLVE_OUTPUT, SOLVE_INPUT, SOLVE_PROGRAM = "<o>", "<i>", "<f>"
+PROPOSE_OUTPUT, PROPOSE_INPUT, PROPOSE_PROGRAM = "<po>", "<pi>", "<pf>"
+IN, OUT, MESSAGE, PROGRAM, NEW = "<in>", "<out>", "<msg>", "<prog>", "<new>"
+SPECIAL_TOKENS = (
+    *(PAD, EOS, UNKNOWN, SOLVE_OUTPUT, SOLVE_INPUT, SOLVE_PROGRAM, PROPOSE_OUTPUT, PROPOSE_INPUT, PROPOSE_PROGRAM),
+    *(IN, OUT, MESSAGE, PROGRAM, NEW),
+)
+
+MIN_FUNCTION_INPUTS = 2  # one pair to show and one to hide
+MAX_FUNCTION_INPUTS = 12
+
+
+def output_prompt(program: str, arguments: str) -> str:
+    """The question of code_o: what does `f(arguments)` return?"""
+    return f"{SOLVE_OUTPUT}{program}{IN}{arguments}{OUT}"
+
+
+def input_prompt(program: str, value: str) -> str:
+    """The question of code_i: which arguments make `f` return `value`?"""
+    return f"{SOLVE_INPUT}{program}{OUT}{value}{IN}"
+
+
+def function_prompt(pairs: Sequence[tuple[str, str]], message: str) -> str:
+    """The question of code_f: which program maps these (arguments, value) pairs and fits the message?"""
+    shown = "".join(f"{IN}{arguments}{OUT}{value}" for arguments, value in pairs)
+    return f"{SOLVE_PROGRAM}{shown}{MESSAGE}{message}{PROGRAM}"
+
+
+def propose_prompt(task: TaskType, program: str) -> str:
+    """Ask for a problem: `program` is an example for code_o and code_i, the program itself for code_f."""
+    token = {"code_o": PROPOSE_OUTPUT, "code_i": PROPOSE_INPUT, "code_f": PROPOSE_PROGRAM}[task]
+    return f"{token}{program}{NEW}"
+
+
+def proposal_completion(program: str, arguments: str) -> str:
+    """What a teacher answers for code_o and code_i."""
+    return f"{program}{IN}{arguments}"
+
+
+def function_proposal_completion(inputs: Sequence[str], message: str) -> str:
+    """What a teacher answers for code_f."""
+    return "".join(f"{IN}{arguments}" for arguments in inputs) + f"{MESSAGE}{message}"
+
+
+class CompactTemplate:
+    """Templates of the embedded base (`builtin://nano`); implements `templates.Template`."""
+
+    name = "compact"
+
+    def propose(self, task: TaskType, references: Sequence[Problem]) -> Prompt:
+        """Prompt with the first reference's program.
+
+        Raises:
+            ValueError: no reference was given.
+        """
+        if not references:
+            raise ValueError("a compact proposal needs one reference problem, got none")
+        return propose_prompt(task, references[0].program)
+
+    def parse_proposal(self, task: TaskType, text: str, references: Sequence[Problem]) -> Problem | None:
+        """Read `PROGRAM<in>ARGUMENTS`, or `(<in>ARGUMENTS)+<msg>MESSAGE` for code_f; None when malformed."""
+        if task == "code_f":
+            return _parse_function_proposal(text, references[0].program)
+        program, *rest = text.split(IN)
+        if len(rest) != 1 or not is_program(program):
+            return None
+        arguments = argument_list(rest[0])
+        return None if arguments is None else Problem(task, program, (arguments,))
+
+    def solve(self, problem: Problem) -> Prompt:
+        """The question of `problem`; its outputs must be known."""
+        if problem.task == "code_o":
+            return output_prompt(problem.program, problem.inputs[0])
+        if problem.task == "code_i":
+            return input_prompt(problem.program, problem.outputs[0])
+        pairs = list(zip(problem.inputs, problem.outputs, strict=True))[: problem.shown]
+        return function_prompt(pairs, problem.message)
+
+    def parse_solution(self, problem: Problem, text: str) -> str | None:
+        """A literal (code_o), an argument list (code_i) or a program that defines `f` (code_f); None when malformed."""
+        if problem.task == "code_o":
+            return literal(text)
+        if problem.task == "code_i":
+            return argument_list(text)
+        return text if is_program(text) else None
+
+    def encode(self, tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
+        """Token ids of a compact prompt.
+
+        Raises:
+            TypeError: a chat prompt was given.
+        """
+        if not isinstance(prompt, str):
+            raise TypeError("the compact template takes text, got chat messages")
+        return tokenizer.encode(prompt, add_special_tokens=False)
+
+    def decode(self, tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
+        """Text up to the end-of-sequence token; the other special tokens stay, because they are the format."""
+        ids = list(token_ids)
+        if tokenizer.eos_token_id in ids:
+            ids = ids[: ids.index(tokenizer.eos_token_id)]
+        return tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def _parse_function_proposal(text: str, program: str) -> Problem | None:
+    body, *messages = text.split(MESSAGE)
+    before, *inputs = body.split(IN)
+    if before or len(messages) != 1 or not MIN_FUNCTION_INPUTS <= len(inputs) <= MAX_FUNCTION_INPUTS:
+        return None
+    parsed = [argument_list(arguments) for arguments in inputs]
+    known = tuple(arguments for arguments in parsed if arguments is not None)
+    message = messages[0].strip()
+    if len(known) != len(parsed) or any(token in message for token in SPECIAL_TOKENS):
+        return None
+    return Problem("code_f", program, known, message=message)
+
+
+def is_program(text: str) -> bool:
+    """Whether `text` is Python source with a top-level function `f`."""
+    tree = _parse(text)
+    return tree is not None and any(isinstance(node, ast.FunctionDef) and node.name == "f" for node in tree.body)
+
+
+def literal(text: str) -> str | None:
+    """Canonical text of one Python literal, or None."""
+    tree = _parse(text.strip())
+    if tree is None or len(tree.body) != 1 or not isinstance(tree.body[0], ast.Expr):
+        return None
+    return _canonical(tree.body[0].value)
+
+
+def argument_list(text: str) -> str | None:
+    """Canonical text of a list of literal arguments, without the outer parentheses, or None.
+
+    A sole tuple argument keeps its own parentheses: `(1, 2)` is one argument, `1, 2` are two.
+    """
+    tree = _parse(f"f({text.strip()})")
+    if tree is None or len(tree.body) != 1 or not isinstance(tree.body[0], ast.Expr):
+        return None
+    call = tree.body[0].value
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.keywords or not call.args:
+        return None
+    arguments = [_canonical(argument) for argument in call.args]
+    return None if None in arguments else ", ".join(filter(None, arguments))
+
+
+def _canonical(node: ast.expr) -> str | None:
+    try:
+        ast.literal_eval(node)
+        return ast.unparse(node)
+    except (ValueError, TypeError, MemoryError, RecursionError):
+        return None
+
+
+def _parse(text: str) -> ast.Module | None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # generated text may hold invalid escapes
+            return ast.parse(text)
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return None
