@@ -95,6 +95,7 @@ class HeldOutRecord(TypedDict):
     stderr: NotRequired[float | None]  # of the overall solve rate
     greedy: NotRequired[SolveRates]
     problems: NotRequired[int]
+    members: NotRequired[dict[str, float]]  # sampled solve rate of each member that was evaluated
 
 
 class MemberStatus(TypedDict):

@@ -30,7 +30,11 @@ from populora_trainer.population.members import order_key
 MEAN_SHARE = 5  # first and last means are over this part of a run's steps
 MEAN_LIMIT = 10  # and over at most this many
 MOST_LIVES = 240
+MOST_RATING_LINES = 80
 RETENTION_STEPS = 10
+
+
+Rating = tuple[float, float, float]  # step, mu, sigma
 
 
 class Curve(NamedTuple):
@@ -44,13 +48,23 @@ class Curve(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """A chart over steps: title with unit, one sentence of explanation, its curves."""
+    """A chart over steps.
+
+    Attributes:
+        title: with the unit.
+        sentence: what it shows and how to read it.
+        curves: what is drawn.
+        show: formats the values.
+        least_span: what the value axis spans at least.
+        apart: several runs get a chart for each curve, because together they would be a tangle.
+    """
 
     title: str
     sentence: str
     curves: tuple[Curve, ...]
     show: Format = plain
     least_span: float = 0.0
+    apart: bool = False
 
 
 def _rates(prefix: str, *path: str) -> tuple[Curve, ...]:
@@ -80,10 +94,11 @@ SECTIONS: tuple[tuple[str, tuple[Spec, ...]], ...] = (
             ),
             Spec(
                 "Held-out solve rate by type, %",
-                "The sampled rate on outputs (code_o), inputs (code_i) and programs (code_f).",
+                "The sampled rate, asking for outputs (code_o), inputs (code_i) or programs (code_f).",
                 _rates("held_out", "held_out", "solve_rate"),
                 percent,
                 0.1,
+                apart=True,
             ),
             Spec(
                 "Training solve rate, %",
@@ -95,10 +110,11 @@ SECTIONS: tuple[tuple[str, tuple[Spec, ...]], ...] = (
             ),
             Spec(
                 "Training solve rate by type, %",
-                "The same for outputs (code_o), inputs (code_i) and programs (code_f).",
+                "The balance of power, asking for outputs (code_o), inputs (code_i) or programs (code_f).",
                 _rates("solve_rate", "solve_rate"),
                 percent,
                 0.1,
+                apart=True,
             ),
             Spec(
                 "Difficulty for the frozen base, % solved",
@@ -133,7 +149,7 @@ SECTIONS: tuple[tuple[str, tuple[Spec, ...]], ...] = (
     (
         "Complexity of the problems",
         tuple(
-            Spec(title, sentence, (Curve(f"complexity.{key}", title, ("complexity", key)),))
+            Spec(title, sentence, (Curve(f"complexity.{key}", title, ("complexity", key)),), least_span=0.5)
             for key, title, sentence in _COMPLEXITY
         ),
     ),
@@ -150,11 +166,13 @@ SECTIONS: tuple[tuple[str, tuple[Spec, ...]], ...] = (
                 "Policy entropy, nats a token",
                 "How undecided the members are: a fall to zero means that they always say the same.",
                 (Curve("entropy", "entropy", ("entropy",)),),
+                least_span=0.1,
             ),
             Spec(
                 "Response length, tokens",
                 "Mean length of proposals and solutions.",
                 (Curve("response_tokens", "tokens", ("response_tokens",)),),
+                least_span=1.0,
             ),
         ),
     ),
@@ -232,7 +250,9 @@ def summarise(runs: Iterable[RunData]) -> list[RunSummary]:
 
 def render(runs: Sequence[RunData]) -> str:
     """Return the page: HTML that opens without a network, everything from the runs escaped."""
-    sections = [(title, [_figure(spec, runs) for spec in specs]) for title, specs in SECTIONS]
+    sections = [
+        (title, [_figure(one, runs) for spec in specs for one in _taken_apart(spec, runs)]) for title, specs in SECTIONS
+    ]
     sections.append(("Population", [figure for run in runs for figure in _population(run, several=len(runs) > 1)]))
     sections.append(("Cost", [_figure(_SPEED, runs), *(_phases(run, several=len(runs) > 1) for run in runs)]))
     # Charts of what was never measured are left out, and so are sections without charts.
@@ -252,6 +272,15 @@ def render(runs: Sequence[RunData]) -> str:
         style=Markup((files / "report.css").read_text(encoding="utf-8")),
         script=Markup((files / "report.js").read_text(encoding="utf-8")),
     )
+
+
+def _taken_apart(spec: Spec, runs: Sequence[RunData]) -> list[Spec]:
+    if len(runs) == 1 or not spec.apart:
+        return [spec]
+    return [
+        replace(spec, title=spec.title.replace("by type", f"on {curve.label}"), curves=(curve,))
+        for curve in spec.curves
+    ]
 
 
 def _points(run: RunData, path: Sequence[str]) -> tuple[Point, ...]:
@@ -293,22 +322,25 @@ def _population(run: RunData, *, several: bool) -> list[Figure]:
     figures = []
     ratings = _ratings(run)
     for role, initial in (("Teachers", "t"), ("Students", "s"), ("Agent", "a")):
-        names = [name for name in ratings if name.startswith(initial)]
-        places = sorted({place(name) for name in names}, key=_order)
+        lines = {name: points for name, points in ratings.items() if name.startswith(initial)}
+        places = sorted({place(name) for name in lines}, key=_order)
+        ends = "A line ends where a member was replaced, and its child begins anew."
+        if len(lines) > MOST_RATING_LINES:
+            lines, ends = _by_place(lines), "A member that was replaced is followed by its child."
         series = [
             Series(
                 name,
-                tuple((step, mu) for step, mu, _ in ratings[name]),
+                tuple((step, mu) for step, mu, _ in lines[name]),
                 colour=places.index(place(name)),
-                band=tuple((step, mu - 3 * sigma, mu) for step, mu, sigma in ratings[name]) if len(places) <= 4 else (),
+                band=tuple((step, mu - 3 * sigma, mu) for step, mu, sigma in lines[name]) if len(places) <= 4 else (),
             )
-            for name in sorted(names, key=_order)
+            for name in sorted(lines, key=_order)
         ]
         figures.append(
             Figure(
                 f"TrueSkill of the {role.lower()}{suffix}",
-                "Mean skill mu; the band reaches down to the lower confidence bound mu - 3 sigma that decides who is "
-                "replaced. A line ends where a member was, and its child begins anew.",
+                f"Mean skill mu; the band reaches down to the lower confidence bound mu - 3 sigma, by which members "
+                f"are ranked. {ends}",
                 line_chart(series),
                 [(name, index, 0) for index, name in enumerate(places)],
             )
@@ -319,26 +351,35 @@ def _population(run: RunData, *, several: bool) -> list[Figure]:
     figures.append(
         Figure(
             f"Who solves whom, %{suffix}",
-            "Share of each teacher's valid problems that each student solved, over the whole run; children count for "
+            "Mean solve rate of each student on each teacher's valid problems, over the whole run; children count for "
             "the line of succession they stand in.",
-            matrix_chart(rows, columns, cells, "student", "teacher"),
+            matrix_chart(rows, columns, cells, "student", "teacher") if len(cells) > 1 else Markup(""),
         )
     )
-    lives, lines = _lives(run)
+    lives, succession = _lives(run)
+    births = sum(1 for one in run.relatives.values() if one.operator)
     figures.append(
         Figure(
             f"Lineage{suffix}",
-            "One row a line of succession. A dot is a birth, named by its operator; curves come from the parents. A "
-            "bar ends where the member was replaced.",
-            lineage_chart(lives, lines) if any(life.operator for life in lives) else Markup(""),
+            "One row a line of succession. A dot is a birth, coloured and, where there is room, named by its operator; "
+            "curves come from the parents. A bar ends where the member was replaced."
+            + (f" The last {MOST_LIVES} of {births} births are shown." if births > MOST_LIVES else ""),
+            lineage_chart(lives, succession) if any(life.operator for life in lives) else Markup(""),
             wide=True,
         )
     )
     return figures
 
 
-def _ratings(run: RunData) -> dict[str, list[tuple[float, float, float]]]:
-    found: dict[str, list[tuple[float, float, float]]] = {}
+def _by_place(lines: Mapping[str, list[Rating]]) -> dict[str, list[Rating]]:
+    joined: dict[str, list[Rating]] = {}
+    for name in sorted(lines, key=_order):
+        joined.setdefault(place(name), []).extend(lines[name])
+    return {name: sorted(points) for name, points in joined.items()}
+
+
+def _ratings(run: RunData) -> dict[str, list[Rating]]:
+    found: dict[str, list[Rating]] = {}
     for line in run.metrics:
         step, ratings = number(line, "step"), line.get("ratings")
         for name, rating in ratings.items() if isinstance(ratings, Mapping) else ():

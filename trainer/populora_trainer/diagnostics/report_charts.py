@@ -16,6 +16,7 @@ MAX_POINTS = 300
 _WIDTH, _HEIGHT = 480, 240
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 12, 10, 30
 _SMOOTH_FROM = 25
+_RAW_LINES = 4  # with more than these, the raw lines would be a thicket
 _SMOOTH_SHARE = 12  # a moving average spans this part of the steps
 
 Point = tuple[float, float]
@@ -97,8 +98,9 @@ class _Frame:
         if high - low < least_span:
             middle = (low + high) / 2
             low, high = middle - least_span / 2, middle + least_span / 2
-        if low == high:
-            low, high = low - (abs(low) * 0.1 or 1.0), high + (abs(high) * 0.1 or 1.0)
+        size = max(abs(low), abs(high))
+        if high - low < 1e-9 * max(1.0, size):
+            low, high = low - max(0.1 * size, 0.1), high + max(0.1 * size, 0.1)
         self.y_ticks = ticks(low, high)
         self.low, self.high = self.y_ticks[0], self.y_ticks[-1]
         self.first, self.last = min(xs), max(xs)
@@ -154,7 +156,8 @@ def line_chart(series: Sequence[Series], *, show: Format = plain, least_span: fl
             parts.append(f'<path class="line {style}" d="{frame.path([(x, below), (x, above)])}"/>')
         points = thin(one.points)
         if len(one.points) >= _SMOOTH_FROM and not one.marks:
-            parts.append(f'<path class="raw {style}" d="{frame.path(points)}"/>')
+            if len(drawn) <= _RAW_LINES:
+                parts.append(f'<path class="raw {style}" d="{frame.path(points)}"/>')
             points = thin(smooth(one.points, max(3, len(one.points) // _SMOOTH_SHARE)))
         if len(points) > 1:
             parts.append(f'<path class="line {style}" d="{frame.path(points)}"/>')

@@ -1,7 +1,7 @@
 """A run's files as the report needs them, read from a run that may still be training."""
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from populora_trainer.storage.logs import read_log
 
 HARDEST = 12
 _HELD_BACK = 256
+_CALLS = 4
 
 Record = Mapping[str, object]
 
@@ -40,6 +41,26 @@ _CARD: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
+class SolvedProblem:
+    """A problem as the report shows it; what its record lacks is empty.
+
+    Attributes:
+        solve_rate: in (0, 1].
+        task, step, teacher, student, program, message: as in `records.ProblemRecord`.
+        calls: the first inputs with their outputs.
+    """
+
+    solve_rate: float
+    task: str
+    step: int
+    teacher: str
+    student: str
+    program: str
+    calls: tuple[tuple[str, str], ...]
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class RunData:
     """What a report shows of one run.
 
@@ -61,7 +82,7 @@ class RunData:
     metrics: list[Record]
     matrix: dict[tuple[str, str], tuple[float, int]] = field(default_factory=dict)
     proposals: int = 0
-    hardest: list[Record] = field(default_factory=list)
+    hardest: list[SolvedProblem] = field(default_factory=list)
     relatives: Mapping[str, Relative] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -162,7 +183,7 @@ def _matrix(matchups: Iterable[Record]) -> dict[tuple[str, str], tuple[float, in
     return cells
 
 
-def _hardest(problems: Iterator[Record]) -> tuple[int, list[Record]]:
+def _hardest(problems: Iterator[Record]) -> tuple[int, list[SolvedProblem]]:
     """Count the problems and keep the hardest solved ones, one for each program, without holding them all."""
     seen, kept = 0, dict[str, Record]()
     for problem in problems:
@@ -175,7 +196,24 @@ def _hardest(problems: Iterator[Record]) -> tuple[int, list[Record]]:
             kept[program] = problem
         if len(kept) > _HELD_BACK:
             kept = {str(one["program"]): one for one in heapq.nsmallest(HARDEST, kept.values(), key=_hardness)}
-    return seen, heapq.nsmallest(HARDEST, kept.values(), key=_hardness)
+    return seen, [_shown(problem) for problem in heapq.nsmallest(HARDEST, kept.values(), key=_hardness)]
+
+
+def _shown(problem: Record) -> SolvedProblem:
+    inputs, outputs = problem.get("inputs"), problem.get("outputs")
+    known = isinstance(inputs, Sequence) and isinstance(outputs, Sequence)
+    return SolvedProblem(
+        solve_rate=number(problem, "solve_rate") or 0.0,
+        task=str(problem.get("task", "")),
+        step=int(number(problem, "step") or 0),
+        teacher=str(problem.get("teacher", "?")),
+        student=str(problem.get("student", "?")),
+        program=str(problem.get("program", "")),
+        calls=tuple((str(one), str(other)) for one, other in zip(inputs, outputs, strict=False))[:_CALLS]
+        if known
+        else (),
+        message=str(problem.get("message") or ""),
+    )
 
 
 def _hardness(problem: Record) -> tuple[float, float, float]:
