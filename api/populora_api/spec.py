@@ -14,8 +14,6 @@ from populora_api.fields import FreeForm, LabelMap, Matches, Model, ObjectName, 
 
 Mode = Literal["Population", "SingleAgent"]
 TaskType = Literal["code_i", "code_o", "code_f"]
-MutationId = Literal["M1", "M2", "M3", "M4", "M5", "M6", "C1"]
-CrossoverId = Literal["X1", "X2", "X3", "X4", "X5", "X6", "X7", "X8", "X9", "C2"]
 OperatorId = Literal[
     "M1", "M2", "M3", "M4", "M5", "M6", "X1", "X2", "X3", "X4", "X5", "X6", "X7", "X8", "X9", "C1", "C2"
 ]
