@@ -29,7 +29,8 @@ from populora_trainer.sandbox.program import Job
 from populora_trainer.sandbox.verdicts import Case, Judgement, Limits, Verdict
 from populora_trainer.sandbox.zygote import WALL_FACTOR
 
-HASH_SEEDS = (1, 2)
+# Of the first 160 seeds the two under which sets of two common words most often differ in order: 65 %, half for most.
+HASH_SEEDS = (15, 55)
 _NONCE_BYTES = 8
 _GRACE_SECONDS = 10.0  # beyond a run's last moment, after which its zygote counts as stuck
 _MAX_STARTS = 3  # in a row without a finished run

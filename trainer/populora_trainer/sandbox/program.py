@@ -6,6 +6,7 @@ as written by the program: the two share a process.
 """
 
 import builtins
+import codecs
 import importlib
 import marshal
 import os
@@ -18,6 +19,18 @@ from populora_trainer.sandbox import literals, policy
 from populora_trainer.sandbox.verdicts import Verdict
 
 _DETAIL_CHARS = 200
+_ENCODINGS = (
+    "ascii",
+    "latin-1",
+    "utf-16",
+    "utf-16-le",
+    "utf-16-be",
+    "utf-32",
+    "unicode_escape",
+    "cp1252",
+    "rot13",
+    "hex",
+)
 # Taken before any program runs, so that a program which patches `os` or `builtins` patches them for itself only.
 _write, _exit, _compile, _exec, _eval, _callable = os.write, os._exit, compile, exec, eval, callable
 _type_name = literals._name
@@ -90,6 +103,8 @@ def prepare() -> ModuleType:
     register, os.register_at_fork = os.register_at_fork, lambda **hooks: None
     modules = _public_modules()
     os.register_at_fork = register
+    for encoding in _ENCODINGS:  # loaded when first used, and a program can load nothing
+        codecs.lookup(encoding)
     namespace["__import__"] = _guarded_import(modules)
     sys.stdout = sys.stderr = _Nowhere()
     module = ModuleType("program")

@@ -1,0 +1,156 @@
+"""`populora sandbox`: the verifier by itself."""
+
+import asyncio
+import contextlib
+import json
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TextIO, get_args
+
+import click
+
+from populora_trainer.errors import PopuloraError
+from populora_trainer.sandbox import Case, Judgement, SandboxPool
+from populora_trainer.sandbox.kernel import REQUIRED_LAYERS
+from populora_trainer.sandbox.verdicts import TaskType
+
+_IN_FLIGHT_PER_WORKER = 16
+_FIELDS = ("id", "task", "program", "input", "inputs", "answer")
+
+
+class CaseError(PopuloraError):
+    """A line is not a case."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    case: Case
+    task: "asyncio.Task[list[Judgement]]"
+
+
+@click.group("sandbox")
+def command() -> None:
+    """Execute untrusted programs under the verifier's isolation."""
+
+
+@command.command("check")
+@click.argument("file", type=click.File("r", encoding="utf-8"))
+@click.option("--timeout", default=10.0, show_default=True, type=click.FloatRange(0, min_open=True), metavar="SECONDS",
+              help="Processor time of one run, and a third of its wall time; a problem takes two runs.")  # fmt: skip
+@click.option("--memory", default=512, show_default=True, type=click.IntRange(1), metavar="MIB",
+              help="Memory of one run.")  # fmt: skip
+@click.option("--workers", type=click.IntRange(1), help="Programs that run at a time.  [default: processors]")
+@click.option("--allow-missing", multiple=True, type=click.Choice(REQUIRED_LAYERS),
+              help="Go on without this isolation layer; may be repeated.")  # fmt: skip
+def check(file: TextIO, timeout: float, memory: int, workers: int | None, allow_missing: tuple[str, ...]) -> None:
+    """Judge the cases of FILE (- for standard input), one JSON object a line, and print one JSON line a case.
+
+    \b
+    in:  {"id", "task": "code_i|code_o|code_f", "program", "input" or "inputs", "answer"?}
+    out: {"id", "verdict", "class", "output"? or "outputs"?, "detail"}
+
+    Without an answer the case is a problem to validate: class is valid or invalid. With one it is correct, wrong or
+    malformed (or invalid, if the problem itself is at fault). The answer of code_o is the output, of code_i an
+    argument list, of code_f a program that is judged on all inputs. Results come in order, each as soon as it and all
+    before it are known.
+    """
+    with SandboxPool(workers=workers, timeout_seconds=timeout, memory_mib=memory, allow_missing=allow_missing) as pool:
+        asyncio.run(_check(pool, _cases(file, file.name)))
+
+
+async def _check(pool: SandboxPool, cases: Iterable[Case]) -> None:
+    queue: asyncio.Queue[_Line | Exception | None] = asyncio.Queue(_IN_FLIGHT_PER_WORKER * pool.workers)
+    loop = asyncio.get_running_loop()
+
+    async def put(item: Case | Exception | None) -> None:
+        await queue.put(_Line(item, asyncio.create_task(pool.judge([item]))) if isinstance(item, Case) else item)
+
+    def send(item: Case | Exception | None) -> None:
+        if not loop.is_closed():
+            asyncio.run_coroutine_threadsafe(put(item), loop).result()
+
+    def read() -> None:
+        last: Exception | None = None
+        with contextlib.suppress(asyncio.CancelledError):  # the loop ended before the input
+            try:
+                for case in cases:
+                    send(case)
+            except (OSError, ValueError, PopuloraError) as error:
+                last = error
+            send(last)
+
+    # A daemon, because a read of a terminal cannot be interrupted.
+    threading.Thread(target=read, name="cases", daemon=True).start()
+    while line := await queue.get():
+        if isinstance(line, Exception):
+            raise line
+        (judgement,) = await line.task
+        click.echo(json.dumps(_result(line.case, judgement)))
+
+
+def _result(case: Case, judgement: Judgement) -> dict[str, object]:
+    result: dict[str, object] = {"id": judgement.id, "verdict": judgement.verdict, "class": judgement.kind}
+    if judgement.outputs:
+        if case.task == "code_f":
+            result["outputs"] = judgement.outputs
+        else:
+            result["output"] = judgement.outputs[0]
+    return result | {"detail": judgement.detail}
+
+
+def _cases(lines: Iterable[str], name: str) -> Iterator[Case]:
+    """Read one case per line; blank lines are skipped.
+
+    Raises:
+        CaseError: a line is not a case; names file, line and field.
+    """
+    numbered = enumerate(lines, start=1)
+    number = 0
+    while True:
+        try:
+            number, line = next(numbered)
+        except StopIteration:
+            return
+        except UnicodeDecodeError as error:
+            raise CaseError(f"{name}: not UTF-8 text after line {number}: {error.reason}") from None
+        if line.strip():
+            yield _case(line, f"{name}, line {number}")
+
+
+def _case(line: str, where: str) -> Case:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise CaseError(f"{where}: not JSON: {error}") from None
+    if not isinstance(record, dict):
+        raise CaseError(f"{where}: a case is a JSON object, this is {type(record).__name__}")
+    unknown = [field for field in record if field not in _FIELDS]
+    if unknown:
+        raise CaseError(f"{where}: unknown field {unknown[0]!r}; allowed are {', '.join(_FIELDS)}")
+    task: TaskType | None = next((known for known in get_args(TaskType) if known == record.get("task")), None)
+    if task is None:
+        given = json.dumps(record.get("task"))[:80]
+        raise CaseError(f"{where}: task is {given}, allowed are {', '.join(get_args(TaskType))}")
+    answer = record.get("answer")
+    if answer is not None:
+        answer = _text(record, "answer", where)
+    return Case(_text(record, "id", where), task, _text(record, "program", where), _inputs(record, where), answer)
+
+
+def _inputs(record: dict[str, object], where: str) -> tuple[str, ...]:
+    if ("input" in record) == ("inputs" in record):
+        raise CaseError(f"{where}: a case has either input, a string, or inputs, a list of strings")
+    if "input" in record:
+        return (_text(record, "input", where),)
+    inputs = record["inputs"]
+    if not isinstance(inputs, list) or not all(isinstance(text, str) for text in inputs):
+        raise CaseError(f"{where}: inputs must be a list of strings, each an argument list such as '3, [1, 2]'")
+    return tuple(inputs)
+
+
+def _text(record: dict[str, object], field: str, where: str) -> str:
+    value = record.get(field)
+    if not isinstance(value, str):
+        raise CaseError(f"{where}: {field} must be a string, this is {json.dumps(value)[:80]}")
+    return value
