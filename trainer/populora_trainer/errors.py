@@ -15,6 +15,14 @@ class OperatorError(PopuloraError):
     """An evolution operator cannot make a child: unknown id, parameter out of range, or parents that do not fit."""
 
 
+class BaseModelError(PopuloraError):
+    """The base model cannot be had, or is not a causal language model that the engine can train adapters on."""
+
+
+class RolloutError(PopuloraError):
+    """Completions cannot be sampled: a prompt is too long, or the engine failed."""
+
+
 class StorageError(PopuloraError):
     """An object of a run is missing, damaged, cannot be written, or belongs to another writer."""
 

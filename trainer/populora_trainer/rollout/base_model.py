@@ -1,0 +1,123 @@
+"""Loading a frozen base model by its address, with a digest that names exactly what was loaded."""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+
+from populora_trainer.errors import BaseModelError
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A base model with its tokenizer.
+
+    Attributes:
+        model: a causal language model in evaluation mode, its weights frozen.
+        uri: the address it was asked for by.
+        folder: where its files were read from; None from the hub's cache.
+        revision: of the hub, where one was named.
+        digest: SHA-256 over the names, shapes, dtypes and bytes of its weights, as loaded.
+    """
+
+    model: nn.Module
+    tokenizer: PreTrainedTokenizerBase
+    uri: str
+    folder: Path | None
+    revision: str | None
+    digest: str
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """Tokens that end a completion: the generation configuration's and the tokenizer's."""
+        configured = getattr(self.model, "generation_config", None)
+        ends = configured.eos_token_id if configured is not None else None
+        found = set(ends if isinstance(ends, Sequence) else () if ends is None else (ends,))
+        if isinstance(self.tokenizer.eos_token_id, int):
+            found.add(self.tokenizer.eos_token_id)
+        return tuple(sorted(found))
+
+    @property
+    def pad_id(self) -> int:
+        """Token to fill up shorter rows with; which one does not matter, it is never attended to."""
+        pad = self.tokenizer.pad_token_id
+        return pad if isinstance(pad, int) else self.end_ids[0]
+
+
+def load_base(uri: str, dtype: str = "bfloat16", *, device: torch.device | str = "cpu") -> Base:
+    """Load a base model, frozen, in `dtype`, with attention that follows a given mask (sdpa).
+
+    Args:
+        uri: `builtin://nano`, `builtin://nano-raw`, `file://FOLDER` or `hf://Org/Name@revision`.
+        dtype: bfloat16, float16 or float32.
+
+    Raises:
+        BaseModelError: the address is not understood, nothing is there, or it is no causal language model.
+    """
+    if dtype not in DTYPES:
+        raise BaseModelError(f"baseModel.dtype is {dtype}; allowed are {', '.join(DTYPES)}")
+    source, revision = _source(uri)
+    options: dict[str, Any] = {} if revision is None else {"revision": revision}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, **options)
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[dtype], attn_implementation="sdpa", **options)
+    except Exception as error:  # transformers raises OSError, ValueError, KeyError and what its parsers raise
+        reason = " ".join(str(error).split())
+        raise BaseModelError(f"baseModel.uri: {uri} can't be loaded: {reason[:300]}") from error
+    model = model.to(device).eval().requires_grad_(False)
+    base = Base(model, tokenizer, uri, source if isinstance(source, Path) else None, revision, weights_digest(model))
+    if not base.end_ids:
+        raise BaseModelError(f"baseModel.uri: {uri} names no end-of-sequence token; its tokenizer must have one")
+    return base
+
+
+def _source(uri: str) -> tuple[Path | str, str | None]:
+    """Return a folder, or a name and revision on the hub."""
+    scheme, separator, rest = uri.partition("://")
+    if scheme == "builtin" and rest:
+        from populora_trainer.nano.registry import builtin_folder
+
+        return Path(builtin_folder(rest)), None
+    if scheme == "file" and rest:
+        folder = Path(rest)
+        if not (folder / "config.json").is_file():
+            raise BaseModelError(f"baseModel.uri: {uri} has no config.json; name the folder of a saved model")
+        return folder, None
+    if scheme == "hf" and rest.partition("@")[0].count("/") == 1:
+        name, _, revision = rest.partition("@")
+        return name, revision or None
+    if scheme == "s3":
+        raise BaseModelError(f"baseModel.uri: {uri} can't be read yet; allowed are builtin://, file:// and hf://")
+    raise BaseModelError(
+        f"baseModel.uri: {uri} is no address of a model; allowed are builtin://nano, builtin://nano-raw, "
+        f"file:///FOLDER and hf://Org/Name@revision" + ("" if separator else " (the scheme is missing)")
+    )
+
+
+def weights_digest(model: nn.Module) -> str:
+    """Return the SHA-256 of a model's weights and buffers; equal weights give equal digests on any device."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def use_deterministic_algorithms(threads: int | None = None) -> None:
+    """Make torch give the same bits for the same inputs, in this process, from here on.
+
+    On CPU the bits depend on the number of threads, so a resumed run needs the number it was started with.
+    """
+    if threads is not None:
+        torch.set_num_threads(threads)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it at its first call
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
