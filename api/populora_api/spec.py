@@ -419,7 +419,9 @@ class HeldOut(Model):
         le=100_000,
         description="Problems of each task type; 0 means no such evaluation. Only builtin:// models have them.",
     )
-    samples: int = Field(default=4, ge=1, le=256, description="Solutions sampled for each problem, at training.temperature.")
+    samples: int = Field(
+        default=4, ge=1, le=256, description="Solutions sampled for each problem, at training.temperature."
+    )
     every_steps: int = Field(
         default=0,
         ge=0,
