@@ -74,7 +74,10 @@ def birth(step=10, child="t0-g1", operator="X2", parents=("t1", "t0"), replaced=
         "operator": operator,
         "parents": [{"name": name} for name in parents],
         "replaced": {"name": replaced},
-        "diagnostics": {"norm_ratio": 1.5, "cosine": [0.5, 0.7]},
+        "diagnostics": {
+            "norm": 2.0,
+            "parents": [{"norm_ratio": 1.5, "cosine": 0.5}, {"norm_ratio": None, "cosine": 0.7}],
+        },
     } | changes
 
 
@@ -300,7 +303,7 @@ def test_operators_are_judged_by_what_became_of_their_children(write):
     rows = page(write(steps=20, evolution=evolution)).titles
     start = rows.index("X2", rows.index("First rank"))
     assert rows[start : start + 5] == ["X2", "2", "1", "100 %", "50 %"]
-    assert rows[start + 5].startswith("norm ratio 1.5, cosine 0.6")
+    assert rows[start + 5].startswith("norm 2, norm ratio 1.5, cosine 0.6")
 
 
 def test_ten_thousand_steps_fit_a_page(write):

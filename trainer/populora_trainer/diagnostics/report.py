@@ -515,11 +515,8 @@ def _operators(run: RunData) -> list[OperatorRow]:
         ]
         measured: dict[str, list[float]] = {}
         for one in children[operator]:
-            for name, value in one.diagnostics.items():
-                values = value if isinstance(value, list) else [value]
-                found = [float(entry) for entry in values if isinstance(entry, int | float)]
-                if found:
-                    measured.setdefault(name, []).append(sum(found) / len(found))
+            for name, values in _measured(one.diagnostics).items():
+                measured.setdefault(name, []).append(sum(values) / len(values))
         rows.append(
             OperatorRow(
                 operator=operator,
@@ -531,6 +528,19 @@ def _operators(run: RunData) -> list[OperatorRow]:
             )
         )
     return rows
+
+
+def _measured(diagnostics: Mapping[str, object]) -> dict[str, list[float]]:
+    """Return the numbers in a child's diagnostics by name, of all its parents together."""
+    found: dict[str, list[float]] = {}
+    for name, value in diagnostics.items():
+        for entry in value if isinstance(value, list) else [value]:
+            if isinstance(entry, Mapping):
+                for inner, numbers in _measured(entry).items():
+                    found.setdefault(inner, []).extend(numbers)
+            elif isinstance(entry, int | float):
+                found.setdefault(name, []).append(float(entry))
+    return found
 
 
 def _summary(run: RunData) -> RunSummary:

@@ -1,7 +1,7 @@
 """A run's files as the report needs them, read from a run that may still be training."""
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -200,8 +200,6 @@ def _hardest(problems: Iterator[Record]) -> tuple[int, list[SolvedProblem]]:
 
 
 def _shown(problem: Record) -> SolvedProblem:
-    inputs, outputs = problem.get("inputs"), problem.get("outputs")
-    known = isinstance(inputs, Sequence) and isinstance(outputs, Sequence)
     return SolvedProblem(
         solve_rate=number(problem, "solve_rate") or 0.0,
         task=str(problem.get("task", "")),
@@ -209,11 +207,14 @@ def _shown(problem: Record) -> SolvedProblem:
         teacher=str(problem.get("teacher", "?")),
         student=str(problem.get("student", "?")),
         program=str(problem.get("program", "")),
-        calls=tuple((str(one), str(other)) for one, other in zip(inputs, outputs, strict=False))[:_CALLS]
-        if known
-        else (),
+        calls=tuple(zip(_texts(problem, "inputs"), _texts(problem, "outputs"), strict=False))[:_CALLS],
         message=str(problem.get("message") or ""),
     )
+
+
+def _texts(record: Record, key: str) -> list[str]:
+    value = record.get(key)
+    return [str(entry) for entry in value] if isinstance(value, list) else []
 
 
 def _hardness(problem: Record) -> tuple[float, float, float]:
