@@ -33,8 +33,8 @@ from populora_trainer.tasks.compact import (
 
 IDENTITY = "def f(x):\n    return x"
 # statements before the return: what is solved is spread wide, what is proposed is mostly short with a long tail
-SOLVE_SIZES = ((0, 1, 2, 3, 4, 5), (0.22, 0.42, 0.22, 0.09, 0.03, 0.02))
-PROPOSE_SIZES = ((0, 1, 2, 3, 4), (0.40, 0.42, 0.13, 0.04, 0.01))
+SOLVE_SIZES = ((0, 1, 2, 3, 4, 5, 6), (0.12, 0.25, 0.25, 0.17, 0.11, 0.06, 0.04))
+PROPOSE_SIZES = ((0, 1, 2, 3, 4, 5), (0.36, 0.34, 0.17, 0.08, 0.03, 0.02))
 WIDE = 0.15  # share of programs with two-digit constants and longer expressions
 KINDS = ("output", "input", "function", "propose", "propose_function", "drill")
 KIND_WEIGHTS = (0.38, 0.18, 0.17, 0.13, 0.04, 0.10)

@@ -21,6 +21,7 @@ ARGUMENT_NAMES: dict[str, tuple[str, ...]] = {
     "str": ("s", "t", "u"),
 }
 LOCAL_NAMES: dict[str, tuple[str, ...]] = {"int": ("r", "k", "m", "z"), "list": ("p", "o"), "str": ("d", "e")}
+DROP_UNUSED = 0.8  # share of programs that lose arguments which they do not read
 ALPHABET = "abcd"
 MAX_INT, MAX_LIST, MAX_STRING, MAX_LOOP, MAX_LINES = 99, 8, 8, 40, 14
 
@@ -416,6 +417,83 @@ class _Writer:
         return self.expression(kind)
 
 
+def pruned(source: str) -> ast.FunctionDef:
+    """The function of a generated program without statements that cannot change what it returns."""
+    function = ast.parse(source).body[0]
+    assert isinstance(function, ast.FunctionDef)
+    function.body, _ = _prune(function.body, set())
+    return function
+
+
+def _prune(body: list[ast.stmt], needed: set[str]) -> tuple[list[ast.stmt], set[str]]:
+    """Walk backwards over a block; `needed` are the variables read after it, and the result those read before."""
+    kept: list[ast.stmt] = []
+    for node in reversed(body):
+        match node:
+            case ast.Return():
+                kept, needed = [node], _names(node)
+                continue
+            case ast.Assign(targets=[ast.Name(id=name)]) if name in needed:
+                needed = (needed - {name}) | _names(node.value)
+            case ast.AugAssign(target=ast.Name(id=name)) if name in needed:
+                needed = needed | _names(node.value)
+            case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name)))) if name in needed:
+                needed = needed | _names(node)
+            case ast.If():
+                first, before_first = _prune(node.body, needed)
+                second, before_second = _prune(node.orelse, needed)
+                if not first and not second:
+                    continue
+                if first:
+                    node.body = first
+                else:
+                    before_first = needed | _names(*node.body)
+                node.orelse = second
+                needed = before_first | before_second | _names(node.test)
+            case ast.For() | ast.While():
+                inside = _read_in_loop(node, needed)
+                live, _ = _prune(node.body, inside)
+                if not live:
+                    continue
+                node.body = live
+                needed = inside | _names(node.iter if isinstance(node, ast.For) else node.test)
+            case _:
+                continue
+        kept.insert(0, node)
+    return kept, needed
+
+
+def _read_in_loop(loop: ast.For | ast.While, needed: set[str]) -> set[str]:
+    """Variables that matter at the start of a turn, when `needed` matter after the loop (empty when none changes)."""
+    changed = {_target(part) for part in ast.walk(loop)} - {None}
+    if not changed & needed:
+        return set()
+    inside, size = set(needed), -1
+    while len(inside) > size:
+        size = len(inside)
+        for part in ast.walk(loop):
+            if _target(part) in inside:
+                inside |= _names(part)
+            elif isinstance(part, ast.If | ast.For | ast.While) and any(_target(one) in inside for one in ast.walk(part)):
+                inside |= _names(part.iter if isinstance(part, ast.For) else part.test)
+    return inside
+
+
+def _target(node: ast.AST) -> str | None:
+    """The variable that a statement changes."""
+    match node:
+        case ast.Assign(targets=[ast.Name(id=name)]) | ast.AugAssign(target=ast.Name(id=name)):
+            return name
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name)))):
+            return name
+        case _:
+            return None
+
+
+def _names(*nodes: ast.AST) -> set[str]:
+    return {part.id for node in nodes for part in ast.walk(node) if isinstance(part, ast.Name)}
+
+
 def random_value(rng: random.Random, kind: str) -> Value:
     """An argument of the given kind: mostly one-digit integers, short lists, short strings over `abcd`."""
     if kind == "int":
@@ -510,6 +588,13 @@ def random_program(rng: random.Random, size: int, count: int, wide: bool = False
     """Draw programs of about `size` statements until one passes, with `count` samples (a few less if rare)."""
     while True:
         source, kinds = _Writer(rng, wide).program(size)
+        function = pruned(source)
+        used = _names(*function.body)
+        pairs = list(zip(function.args.args, kinds, strict=True))
+        if rng.random() < DROP_UNUSED:
+            pairs = [(argument, kind) for argument, kind in pairs if argument.arg in used] or pairs
+        function.args.args, kinds = [argument for argument, _ in pairs], [kind for _, kind in pairs]
+        source = ast.unparse(function)
         if source.count("\n") >= MAX_LINES:
             continue
         samples = sample_program(source, kinds, rng, count)
