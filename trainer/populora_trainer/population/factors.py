@@ -54,11 +54,11 @@ def first_not_finite(tensors: Mapping[str, Tensor]) -> str | None:
     return None
 
 
-def check_parents(*parents: Factors) -> None:
-    """Refuse factors that no operator can take.
+def check_fit(*parents: Factors) -> None:
+    """Refuse factors that no operator can take, by their shapes and dtypes; values are checked slot by slot.
 
     Every parent must have the same module paths, and per module the same shapes, dtype and device; every module the
-    same rank; every value must be finite.
+    same rank.
 
     Raises:
         OperatorError: naming the parent, the module, what it has and what is allowed.
@@ -92,9 +92,6 @@ def check_parents(*parents: Factors) -> None:
                 raise OperatorError(
                     f"{where}: {A.dtype} on {A.device} differs from parent 1's {other.A.dtype} on {other.A.device}"
                 )
-        name = first_not_finite(dict(tensors_of(parent)))
-        if name is not None:
-            raise OperatorError(f"parent {number}: {name} holds NaN or infinity; every value must be finite")
 
 
 def delta(pair: Pair) -> Tensor:
