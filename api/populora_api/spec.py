@@ -254,7 +254,7 @@ class Evolution(Model):
     replace_fraction: float = Field(
         default=0.25,
         ge=0,
-        le=0.9,
+        lt=1,
         description="Share of each role that is replaced in a generation, lowest rating first: rounded down, at "
         "least one member, never the best. 0 means none.",
     )
@@ -366,7 +366,7 @@ class Sandbox(Pods):
         default=None, description="RuntimeClass of the sandbox pods, e.g. gvisor; none means the cluster's default."
     )
     timeout_seconds: float = Field(
-        default=10, ge=0.1, le=300, description="Seconds of wall time after which one execution is killed."
+        default=10, gt=0, le=300, description="Seconds of wall time after which one execution is killed."
     )
     memory_mib: int = Field(
         default=512, ge=32, le=65_536, alias="memoryMiB", description="Memory of one execution, in MiB (2^20 bytes)."

@@ -112,6 +112,13 @@ def test_everything_is_bounded_so_that_cel_stays_in_its_budget(schema):
             assert node["minimum"] <= node["maximum"], path
 
 
+def test_no_bound_is_a_fraction_because_the_server_rounds_it_down_when_it_meets_an_integer(schema):
+    # Seen with apiextensions-apiserver 0.36.3: `minimum: 0.1` accepts the integer 0.
+    for path, node in nodes(schema):
+        for bound in ("minimum", "maximum"):
+            assert isinstance(node.get(bound, 0), int), path
+
+
 def test_every_field_is_described(schema):
     for path, node in nodes(schema):
         if path and path != "metadata" and not path.endswith(("[]", "{}")):
