@@ -1,5 +1,6 @@
 """Documents to training batches: token ids, rotary positions, branch numbers, targets and loss weights."""
 
+import os
 import random
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -110,7 +111,7 @@ def stream(
 ) -> Iterator[Batch]:
     """Endless batches from chunk `first` on; the next chunk is generated in a second process meanwhile."""
     arguments = (documents, tokens, frozenset(held_out), sloppy)
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=os.nice, initargs=(15,)) as pool:
         waiting = [pool.submit(chunk_batches, seed, first, *arguments)]
         number = first
         while True:

@@ -37,7 +37,7 @@ SOLVE_SIZES = ((0, 1, 2, 3, 4, 5, 6), (0.12, 0.25, 0.25, 0.17, 0.11, 0.06, 0.04)
 PROPOSE_SIZES = ((0, 1, 2, 3, 4, 5), (0.36, 0.34, 0.17, 0.08, 0.03, 0.02))
 WIDE = 0.15  # share of programs with two-digit constants and longer expressions
 KINDS = ("output", "input", "function", "propose", "propose_function", "drill")
-KIND_WEIGHTS = (0.38, 0.18, 0.17, 0.13, 0.04, 0.10)
+KIND_WEIGHTS = (0.37, 0.17, 0.20, 0.14, 0.04, 0.08)
 MAX_MESSAGE_WORDS = 4
 SLOPPY_FUNCTION = 0.7  # a sloppy code_f answer is rarer by this factor
 
@@ -138,9 +138,10 @@ class CorpusGenerator:
     def function(self) -> Document:
         """code_f: the program is the answer to two or three of its pairs and a message."""
         rng = self.rng
-        program = self.program(SOLVE_SIZES, 4)
+        program = self.program(PROPOSE_SIZES, 4)
         shown = [(sample.arguments, sample.output) for sample in program.samples[: rng.choice((2, 2, 2, 3))]]
-        message, answer = message_of(program.source, rng), program.source
+        message = message_of(program.source, rng if rng.random() < 0.5 else None)
+        answer = program.source
         if rng.random() < self.sloppy * SLOPPY_FUNCTION:
             answer = self.program(SOLVE_SIZES, 4).source
         return _single(function_prompt(shown, message), answer)

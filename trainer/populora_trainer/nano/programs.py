@@ -55,15 +55,21 @@ class _Writer:
         self.wide = wide  # two-digit constants and deeper expressions
         self.scope: dict[str, list[str]] = {"int": [], "list": [], "str": []}
         self.taken: set[str] = set()
-        self.fixed: set[str] = set()  # arguments and loop variables: statements do not assign them
+        self.fixed: set[str] = set()  # loop variables and what a loop runs over: statements do not assign them
+        self.known: set[str] = set()  # accumulators that still hold their constant start: nothing tests them
 
     # expressions -----------------------------------------------------------------------------------------------
 
     def constant(self) -> str:
-        return str(self.rng.randint(10, 30) if self.wide and self.rng.random() < 0.25 else self.rng.randint(0, 9))
+        return str(self.rng.randint(10, 30) if self.wide and self.rng.random() < 0.25 else self.rng.randint(1, 9))
 
     def some(self, kind: str) -> str | None:
         names = self.scope[kind]
+        return self.rng.choice(names) if names else None
+
+    def varying(self, kind: str) -> str | None:
+        """A variable whose value depends on the arguments."""
+        names = [name for name in self.scope[kind] if name not in self.known]
         return self.rng.choice(names) if names else None
 
     def int_atom(self) -> str:
@@ -110,8 +116,10 @@ class _Writer:
         left, right = self.int_atom(), self.int_operand()
         if rng.random() < 0.12:
             left, right = self.constant(), left
-        if operator == "*" and right == left and rng.random() < 0.5:
+        if operator == "*" and (right == left or right == "1"):
             right = str(rng.randint(2, 4))
+        if operator == "-" and right == left:
+            right = self.constant()
         text = f"{left} {operator} {right}"
         if rng.random() < (0.3 if self.wide else 0.12):
             text += f" {rng.choice('+-')} {self.int_operand()}"
@@ -122,16 +130,18 @@ class _Writer:
         return f"{self.int_atom()} {operator} {self.rng.randint(2, 7 if self.wide else 5)}"
 
     def _extreme(self) -> str:
+        left, right = self.int_atom(), self.int_operand()
+        right = self.constant() if right == left else right
         if self.rng.random() < 0.3:
-            return f"abs({self.int_atom()} - {self.int_operand()})"
-        return f"{self.rng.choice(('max', 'min'))}({self.int_atom()}, {self.int_operand()})"
+            return f"abs({left} - {right})"
+        return f"{self.rng.choice(('max', 'min'))}({left}, {right})"
 
     def _sum_over(self) -> str:
         values, item = self.some("list"), self.fresh(("i", "j", "c"))
         if item is None:
             return f"sum({values})"
         if self.rng.random() < 0.5:
-            return f"sum([{item} {self.rng.choice('+-*')} {self.rng.randint(1, 4)} for {item} in {values}])"
+            return f"sum([{item} {self.rng.choice('+-*')} {self.rng.randint(2, 4)} for {item} in {values}])"
         return f"sum([{item} for {item} in {values} if {self._item_test(item)}])"
 
     def _item_test(self, item: str) -> str:
@@ -166,7 +176,7 @@ class _Writer:
         if item:
             options += [
                 f"[{item} {rng.choice('+-*')} {self.int_operand()} for {item} in {values}]",
-                f"[{item} {rng.choice('+-*')} {rng.randint(1, 5)} for {item} in {values}]",
+                f"[{item} {rng.choice('+-*')} {rng.randint(2, 5)} for {item} in {values}]",
                 f"[{item} for {item} in {values} if {self._item_test(item)}]",
             ]
         return rng.choice(options)
@@ -199,7 +209,7 @@ class _Writer:
     def condition(self) -> str:
         rng = self.rng
         options: list[str] = []
-        number, values, text = self.some("int"), self.some("list"), self.some("str")
+        number, values, text = self.varying("int"), self.varying("list"), self.varying("str")
         if number:
             comparison = rng.choice(("<", ">", "<=", ">=", "==", "!="))
             operand = self.int_operand()
@@ -215,7 +225,7 @@ class _Writer:
         if text:
             letter = repr(rng.choice(ALPHABET))
             options += [f"{letter} in {text}", f"len({text}) > {rng.randint(1, 3)}", f"{text}[0] == {letter}"]
-        return rng.choice(options)
+        return rng.choice(options) if options else f"{self.int_atom()} > {self.constant()}"
 
     def expression(self, kind: str, depth: int = 1) -> str:
         if kind == "int":
@@ -250,8 +260,11 @@ class _Writer:
         if name is None or name in self.fixed and name in ("i", "j", "c"):
             return self.change(indent)
         text = self.expression(kind)
+        if text.isidentifier():
+            return self.change(indent)
         self.declare(kind, name)
-        return [f"{indent}{name} = {text}"] if text != name else []
+        self.known.discard(name)
+        return [f"{indent}{name} = {text}"]
 
     def change(self, indent: str, looped: bool = False) -> list[str]:
         """Update a local variable in place, in a way that stays small inside a loop."""
@@ -259,6 +272,7 @@ class _Writer:
         if target is None:
             return []
         kind, name = target
+        self.known.discard(name)
         if kind == "int":
             operand = self.int_operand() if rng.random() < 0.5 else self.int_atom()
             if operand == name:
@@ -292,7 +306,7 @@ class _Writer:
         if rng.random() < 0.5:
             other = self.step(inner, looped)
             self.restore(before)
-            if other:
+            if other and other != body:
                 lines += [f"{indent}else:", *other]
         return lines
 
@@ -305,8 +319,9 @@ class _Writer:
                 start = {"int": rng.choice(("0", "0", "1", self.int_operand())), "list": "[]", "str": "''"}[kind]
                 lines.append(f"{indent}{name} = {start}")
                 self.declare(kind, name)
+                self.known.add(name)
         item = next((name for name in ("i", "j", "c") if name not in self.taken), None)
-        values, text, number = self.some("list"), self.some("str"), self.some("int")
+        values, text, number = self.varying("list"), self.varying("str"), self.varying("int")
         heads: list[tuple[str, str]] = []
         if values:
             heads += [(values, "int")] * 3
@@ -326,6 +341,7 @@ class _Writer:
         blocked = over if over.isidentifier() else ""
         self.fixed.add(blocked)
         inner = indent + "    "
+        self.known.clear()
         body: list[str] = []
         for _ in range(1 if budget < 3 else rng.randint(1, 2 if budget < 5 else 3)):
             roll = rng.random()
@@ -340,8 +356,8 @@ class _Writer:
 
     def while_loop(self, indent: str) -> list[str]:
         rng = self.rng
-        number = next((name for name in self.scope["int"] if name not in ("i", "j", "c")), None)
-        if number is None:
+        number = self.varying("int")
+        if number is None or number in ("i", "j", "c"):
             return self.assign(indent)
         lines = []
         if self.local() is None or self.local() == ("int", number):

@@ -33,9 +33,9 @@ class Settings:
     """One training run; the defaults made the shipped weights."""
 
     seed: int = 0
-    steps: int = 6800
+    steps: int = 5200
     warmup: int = 50
-    decay: int = 2600  # steps of the linear decay at the end
+    decay: int = 2200  # steps of the linear decay at the end
     matrix_rate: float = 3e-3  # Muon, on the matrices of the blocks
     rate: float = 4e-3  # AdamW, on the embedding, norms and biases
     batch_tokens: int = 4000
