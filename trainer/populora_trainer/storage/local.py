@@ -134,10 +134,11 @@ class LocalStore:
         """Remove an object, and the folders that are empty without it."""
         path = self._path(key)
         try:
-            path.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                os.unlink(path)
             for folder in path.relative_to(self._root).parents:
                 if folder.name:
-                    (self._root / folder).rmdir()
+                    os.rmdir(self._root / folder)
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.ENOENT):
                 raise self._explained(error, "delete", path) from error
