@@ -1,7 +1,7 @@
 """One mixed update of all adapters: rewards become advantages, rows, one gradient and one AdamW step per member."""
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -176,7 +176,7 @@ class Learner:
         self.optimizer = StackedAdamW(
             population.parameters(), settings.learning_rate, warmup_steps=settings.warmup_steps
         )
-        self.dtype: torch.dtype = population.model.dtype  # type: ignore[assignment]
+        self.dtype: torch.dtype = population.model.dtype
         _check_head(population)
         self.shares_prompts = can_share_prompts(population, pad_id)
         if settings.checkpoint_activations:
@@ -268,7 +268,7 @@ class Learner:
                 loss_T = loss_T + settings.kl_coefficient * kl_T
                 sums.kl += float(kl_T.detach().sum())
             weighted_T = loss_T * weights_M[batch.member_T]
-            weighted_T.sum().backward()
+            weighted_T.sum().backward()  # type: ignore[no-untyped-call]
         loss_M = torch.zeros_like(weights_M).index_add_(0, batch.member_T, weighted_T.detach())
         for member in dict.fromkeys(batch.members):
             sums.loss_M[member] = sums.loss_M.get(member, 0.0) + float(loss_M[member])
@@ -281,8 +281,9 @@ class Learner:
         sums.mismatch_kl += float(objective.mismatch_kl_T.sum())
 
     @property
-    def _head(self) -> nn.Module:
-        return self.population.model.get_output_embeddings()  # type: ignore[operator]
+    def _head(self) -> nn.Linear:
+        head: nn.Linear = self.population.model.get_output_embeddings()
+        return head
 
     def _sources(self, batch: MicroBatch) -> Tensor:
         """Return the hidden states (T, hidden) that predict the learned tokens."""
@@ -333,9 +334,7 @@ class Learner:
         )
 
 
-def token_logprobs(
-    head: Callable[[Tensor], Tensor], hidden: Tensor, targets_T: Tensor, temperature: float
-) -> tuple[Tensor, Tensor]:
+def token_logprobs(head: nn.Linear, hidden: Tensor, targets_T: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Return log-probabilities (T) of the targets, with gradient, and entropies (T), without.
 
     At most `CHUNK_LOGITS` logits exist at a time: with more tokens than that, each chunk's logits are computed again
@@ -352,12 +351,12 @@ def token_logprobs(
             entropy_T = -(log_probabilities.exp() * log_probabilities).sum(-1)
         return log_probabilities.gather(1, targets_T[:, None]).squeeze(1), entropy_T
 
-    size = max(1, CHUNK_LOGITS // head.out_features)  # type: ignore[attr-defined]
+    size = max(1, CHUNK_LOGITS // head.out_features)
     if len(targets_T) <= size:
         return chunk(hidden, targets_T)
     parts = [
         checkpoint(chunk, *part, use_reentrant=False)
-        for part in zip(hidden.split(size), targets_T.split(size), strict=True)
+        for part in zip(torch.split(hidden, size), torch.split(targets_T, size), strict=True)
     ]
     return torch.cat([logprobs for logprobs, _ in parts]), torch.cat([entropy for _, entropy in parts])
 
@@ -367,7 +366,7 @@ def can_share_prompts(population: LoraPopulation, pad_id: int) -> bool:
 
     It takes attention that is the same in all layers, over all tokens, and follows a given mask and given positions.
     """
-    config = population.model.config.get_text_config()  # type: ignore[union-attr, operator]
+    config = population.model.config.get_text_config()
     layers = getattr(config, "layer_types", None) or [
         "full_attention" if _window(config) is None else "sliding_attention"
     ]
@@ -381,8 +380,7 @@ def can_share_prompts(population: LoraPopulation, pad_id: int) -> bool:
     states = []
     for shared in (True, False):
         rows = rows_of(0, prompt, samples, shared=shared, row_tokens=64)
-        dtype: torch.dtype = population.model.dtype  # type: ignore[assignment]
-        batch = collate(rows, pad_id, dtype, population.device)
+        batch = collate(rows, pad_id, population.model.dtype, population.device)
         with torch.no_grad(), population.base_only():
             try:
                 hidden = hidden_states(population.model, batch.input_ids, batch.attention_mask, batch.position_ids)
@@ -403,12 +401,12 @@ def _probe_ids(vocabulary: int, count: int) -> tuple[int, ...]:
 def _check_head(population: LoraPopulation) -> None:
     """Refuse a base whose logits are more than its output head, e.g. capped or scaled afterwards."""
     model = population.model
-    ids = torch.tensor([_probe_ids(model.config.vocab_size, 8)], device=population.device)  # type: ignore[union-attr]
+    ids = torch.tensor([_probe_ids(model.config.vocab_size, 8)], device=population.device)
     positions = torch.arange(ids.shape[1], device=ids.device)[None]
     with torch.no_grad(), population.base_only():
         expected = all_logits(model, ids, torch.ones_like(ids), positions)
         hidden = hidden_states(model, ids, torch.ones_like(ids), positions)
-        found = model.get_output_embeddings()(hidden)  # type: ignore[operator]
+        found = model.get_output_embeddings()(hidden)
     if not torch.allclose(found.float(), expected.float(), rtol=1e-2, atol=1e-3):
         raise BaseModelError(
             f"the logits of {type(model).__name__} are not its output head applied to its last hidden states; "

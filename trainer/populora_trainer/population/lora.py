@@ -14,7 +14,7 @@ per row over gathered factors and against one batched product of equal runs: ben
 benchmarks/update.py report what this form costs over a single adapter.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import groupby
@@ -22,6 +22,7 @@ from itertools import groupby
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
+from transformers import PreTrainedModel
 
 from populora_trainer.errors import PopuloraError
 from populora_trainer.population.factors import Factors, Pair
@@ -90,12 +91,16 @@ class LoraLinear(nn.Module):
         if route is None:
             raise RuntimeError("an adapted model was called outside of LoraPopulation.route() and base_only()")
         if not route.segments:
-            return self.base_layer(x)
+            unadapted: Tensor = self.base_layer(x)
+            return unadapted
         if x.ndim != 3 or x.shape[0] != route.rows:
             raise RuntimeError(
                 f"a linear layer got a batch of shape {tuple(x.shape)}; the route is for ({route.rows}, tokens, in)"
             )
-        return _MixedLinear.apply(x, self.weight, self.bias, self.lora_A, self.lora_B, self.scale, route.segments)
+        adapted: Tensor = _MixedLinear.apply(
+            x, self.weight, self.bias, self.lora_A, self.lora_B, self.scale, route.segments
+        )
+        return adapted
 
 
 class _MixedLinear(torch.autograd.Function):
@@ -130,7 +135,7 @@ class _MixedLinear(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, grad_y: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: FunctionCtx, grad_y: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, A, B, hidden = ctx.saved_tensors  # type: ignore[attr-defined]
         scale, segments = ctx.scale, ctx.segments  # type: ignore[attr-defined]
         grad_y = grad_y.contiguous()
@@ -179,7 +184,7 @@ class LoraPopulation:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: PreTrainedModel,
         members: int,
         rank: int,
         alpha: float,
@@ -287,19 +292,23 @@ class LoraPopulation:
 
         The route that is open during a forward is opened again for its recomputation, whatever is open by then.
         """
-        enable: Callable[..., None] = self.model.gradient_checkpointing_enable  # type: ignore[assignment]
-        enable(gradient_checkpointing_kwargs={"use_reentrant": False, "context_fn": self._recompute_contexts})
+        self.model.gradient_checkpointing_enable(
+            gradient_checkpointing_kwargs={"use_reentrant": False, "context_fn": self._recompute_contexts}
+        )
 
     def _recompute_contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         return nullcontext(), self._open(self._routing.route)
 
 
-def _target_paths(model: nn.Module, target_modules: Sequence[str] | str) -> list[str]:
+def _target_paths(model: PreTrainedModel, target_modules: Sequence[str] | str) -> list[str]:
     """Return the paths of the layers to adapt, in the model's order."""
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None  # type: ignore[operator]
+    head = model.get_output_embeddings()
     linear = {path: module for path, module in model.named_modules() if isinstance(module, nn.Linear)}
     if target_modules == "all-linear":
-        return [path for path, module in linear.items() if module is not head]
+        paths = [path for path, module in linear.items() if module is not head]
+        if not paths:
+            raise PopuloraError("adapter.targetModules: all-linear names no linear layer; the base has none")
+        return paths
     targets = (target_modules,) if isinstance(target_modules, str) else tuple(target_modules)
     matches = {target: [path for path in linear if f".{path}".endswith(f".{target}")] for target in targets}
     for target, paths in matches.items():

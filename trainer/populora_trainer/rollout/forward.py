@@ -1,20 +1,19 @@
 """How a transformers causal language model is called here, whatever its version and architecture name things."""
 
 import inspect
-from functools import lru_cache
+from collections.abc import Set
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache
+from transformers import Cache, PreTrainedModel
 
 
-@lru_cache(maxsize=32)
-def _accepted(forward_of: type[nn.Module]) -> frozenset[str]:
-    return frozenset(inspect.signature(forward_of.forward).parameters)
+def _accepted(module: nn.Module) -> Set[str]:
+    return inspect.signature(module.forward).parameters.keys()
 
 
 def last_logits(
-    model: nn.Module, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, cache: Cache
+    model: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, cache: Cache
 ) -> Tensor:
     """Return the fp32 logits (row, vocabulary) after each row's last token, and let `cache` grow by the input.
 
@@ -23,17 +22,17 @@ def last_logits(
         attention_mask: (row, cached + token), 0 on padding.
         position_ids: (row, token).
     """
-    accepted = _accepted(type(model))
+    accepted = _accepted(model)
     options: dict[str, object] = {"cache" if "cache" in accepted else "past_key_values": cache, "use_cache": True}
     if "position_ids" in accepted:
         options["position_ids"] = position_ids
     if "logits_to_keep" in accepted:
         options["logits_to_keep"] = 1
-    logits = model(input_ids=input_ids, attention_mask=attention_mask, **options).logits
+    logits: Tensor = model(input_ids=input_ids, attention_mask=attention_mask, **options).logits
     return logits[:, -1].to(torch.float32)
 
 
-def hidden_states(model: nn.Module, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor) -> Tensor:
+def hidden_states(model: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor) -> Tensor:
     """Return the hidden states (row, token, hidden) that the output head maps to logits.
 
     Args:
@@ -41,12 +40,15 @@ def hidden_states(model: nn.Module, input_ids: Tensor, attention_mask: Tensor, p
         attention_mask: (row, token), 0 on padding; or (row, 1, token, token), what is added to the attention scores.
         position_ids: (row, token).
     """
-    body: nn.Module = model.base_model  # type: ignore[assignment]
-    options = {"position_ids": position_ids} if "position_ids" in _accepted(type(body)) else {}
-    return body(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **options).last_hidden_state
+    body = model.base_model
+    options = {"position_ids": position_ids} if "position_ids" in _accepted(body) else {}
+    output = body(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **options)
+    hidden: Tensor = output.last_hidden_state
+    return hidden
 
 
-def all_logits(model: nn.Module, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor) -> Tensor:
+def all_logits(model: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor) -> Tensor:
     """Return the logits (row, token, vocabulary) as the model computes them, in its dtype; arguments as above."""
-    options = {"position_ids": position_ids} if "position_ids" in _accepted(type(model)) else {}
-    return model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **options).logits
+    options = {"position_ids": position_ids} if "position_ids" in _accepted(model) else {}
+    logits: Tensor = model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **options).logits
+    return logits

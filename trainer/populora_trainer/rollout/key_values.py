@@ -9,12 +9,15 @@ from transformers.cache_utils import DynamicLayer
 BLOCK = 64  # tokens by which a layer grows
 
 
-class GrowingLayer(DynamicLayer):
+class GrowingLayer(DynamicLayer):  # type: ignore[misc]
     """One layer's keys and values (row, head, token, size) in buffers that grow by blocks of tokens.
 
     `DynamicLayer` concatenates, which copies the whole cache at every token: 15 to 30 % of a decoding step of the nano
     base on CPU.
     """
+
+    keys: Tensor
+    values: Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +45,7 @@ class GrowingLayer(DynamicLayer):
             buffer[:, :, : old.shape[-2]] = old
         return buffer
 
-    def reorder_cache(self, beam_idx: Tensor) -> None:  # type: ignore[override]
+    def reorder_cache(self, beam_idx: Tensor) -> None:
         """Keep, drop or repeat rows: row i becomes what row `beam_idx[i]` was."""
         super().reorder_cache(beam_idx)
         self._buffers = None
@@ -61,4 +64,4 @@ def growing_cache(config: PretrainedConfig) -> Cache:
 def take_rows(cache: Cache, rows: Tensor) -> None:
     """Let row i of every layer become what row `rows[i]` was; rows may be dropped and repeated."""
     for layer in cache.layers:
-        layer.reorder_cache(rows)  # type: ignore[arg-type]
+        layer.reorder_cache(rows)

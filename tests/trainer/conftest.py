@@ -1,0 +1,83 @@
+"""Models small enough that a test of the whole path takes a fraction of a second."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from populora_trainer.population.lora import LoraPopulation
+
+VOCABULARY = 48
+PAD, END = 0, 1
+SHAPE = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "intermediate_size": 48,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.3,
+    "pad_token_id": PAD,
+    "eos_token_id": END,
+    "bos_token_id": None,
+    "attn_implementation": "sdpa",
+}
+ARCHITECTURES = {
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE, tie_word_embeddings=True)),
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE)),
+    "mistral with a window": lambda: MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=4)),
+    "gemma2 with capped logits": lambda: Gemma2ForCausalLM(
+        Gemma2Config(**SHAPE, sliding_window=4, final_logit_softcapping=2.0, attn_logit_softcapping=None)
+    ),
+}
+
+ModelMaker = Callable[..., PreTrainedModel]
+PopulationMaker = Callable[..., LoraPopulation]
+
+
+@pytest.fixture(scope="session")
+def make_model() -> ModelMaker:
+    """Return a maker of tiny models with random weights: the same architecture gives the same weights."""
+
+    def make(architecture: str = "qwen2", dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model = ARCHITECTURES[architecture]()
+        return model.to(dtype).eval()
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_population(make_model: ModelMaker) -> PopulationMaker:
+    """Return a maker of populations on a tiny model whose members differ: random A and B of their own."""
+
+    def make(
+        members: int = 3,
+        architecture: str = "qwen2",
+        dtype: torch.dtype = torch.float32,
+        targets: tuple[str, ...] | str = ("q_proj", "k_proj", "v_proj", "o_proj"),
+        differ: bool = True,
+    ) -> LoraPopulation:
+        population = LoraPopulation(make_model(architecture, dtype), members, 4, 8.0, targets, seed=0)
+        if differ:
+            generator = torch.Generator().manual_seed(5)
+            for _, A, B in population.named_stacks():
+                torch.nn.init.normal_(A, std=0.2, generator=generator)
+                torch.nn.init.normal_(B, std=0.2, generator=generator)
+        return population
+
+    return make
