@@ -2,7 +2,7 @@
 
 import os
 import random
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -58,7 +58,14 @@ def encode_document(document: Document, lexer: Lexer) -> Encoded:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Padded documents: ids, positions, targets (batch, length) int64; weights float32; mask (batch, length, length)."""
+    """Padded documents.
+
+    Attributes:
+        ids, positions, targets: (batch, length) int64.
+        weights: (batch, length) float32, of each target in the loss.
+        mask: (batch, length, length) bool, True where the row's token may see the column's token.
+        tokens: number of tokens without padding.
+    """
 
     ids: Tensor
     positions: Tensor
@@ -108,7 +115,7 @@ def chunk_batches(
 
 def stream(
     seed: int, first: int, documents: int, tokens: int, held_out: Collection[str], sloppy: float = 0.0
-) -> Iterator[Batch]:
+) -> Generator[Batch]:
     """Endless batches from chunk `first` on; the next chunk is generated in a second process meanwhile."""
     arguments = (documents, tokens, frozenset(held_out), sloppy)
     with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=os.nice, initargs=(15,)) as pool:

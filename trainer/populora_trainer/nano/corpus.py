@@ -18,7 +18,6 @@ from populora_trainer.nano.programs import (
     normalised_hash,
     random_program,
     random_value,
-    sample_program,
 )
 from populora_trainer.randomness import choices
 from populora_trainer.tasks.compact import (
@@ -30,7 +29,12 @@ from populora_trainer.tasks.compact import (
     proposal_completion,
     propose_prompt,
 )
+from populora_trainer.tasks.problem import TaskType
 
+DRILL_ARGUMENTS: tuple[tuple[str, ...], ...] = (
+    *(("x",), ("n",), ("a",), ("b",), ("y",), ("x", "y"), ("a", "b"), ("n", "x")),
+    *(("v", "x"), ("s", "n")),  # a list or a string that the program does not read
+)
 IDENTITY = "def f(x):\n    return x"
 # statements before the return: what is solved is spread wide, what is proposed is mostly short with a long tail
 SOLVE_SIZES = ((0, 1, 2, 3, 4, 5, 6), (0.12, 0.25, 0.25, 0.17, 0.11, 0.06, 0.04))
@@ -99,7 +103,10 @@ def message_of(source: str, rng: random.Random | None = None) -> str:
 
 
 class CorpusGenerator:
-    """Draws documents; `held_out` are the normalised hashes of programs that must never occur, not even as reference."""
+    """Draws documents; programs whose normalised hash is in `held_out` never occur, not even as references.
+
+    `sloppy` is the share of deliberately careless answers, for the under-elicited variant.
+    """
 
     def __init__(self, rng: random.Random, held_out: Collection[str], sloppy: float = 0.0) -> None:
         self.rng = rng
@@ -156,16 +163,17 @@ class CorpusGenerator:
             reference = self.edited(program.source) or IDENTITY
         elif roll < 0.9:
             reference = self.program(PROPOSE_SIZES, 4).source
-        task = "code_o" if rng.random() < 0.5 else "code_i"
+        task: TaskType = "code_o" if rng.random() < 0.5 else "code_i"
         completion = proposal_completion(program.source, program.samples[0].arguments)
-        return _single(propose_prompt(task, reference), completion)  # type: ignore[arg-type]
+        return _single(propose_prompt(task, reference), completion)
 
     def propose_function(self) -> Document:
         """Inputs and a message for a given program."""
         rng = self.rng
         if rng.random() < 0.05:
             values = [random_value(rng, rng.choice(("int", "list", "str"))) for _ in range(4)]
-            return _single(propose_prompt("code_f", IDENTITY), function_proposal_completion([repr(value) for value in values], ""))
+            completion = function_proposal_completion([repr(value) for value in values], "")
+            return _single(propose_prompt("code_f", IDENTITY), completion)
         program = self.program(PROPOSE_SIZES, rng.choice((4, 4, 5, 6)))
         inputs = [sample.arguments for sample in program.samples]
         completion = function_proposal_completion(inputs, message_of(program.source, rng))
@@ -174,7 +182,11 @@ class CorpusGenerator:
     def edited(self, source: str) -> str | None:
         """The program with one constant or operator changed, or None where nothing fits or the result is held out."""
         rng = self.rng
-        places = [index for index, letter in enumerate(source) if letter in "0123456789" or source[index : index + 3] in (" + ", " - ", " * ")]
+        places = [
+            index
+            for index, letter in enumerate(source)
+            if letter in "0123456789" or source[index : index + 3] in (" + ", " - ", " * ")
+        ]
         if not places:
             return None
         place = rng.choice(places)
@@ -190,7 +202,7 @@ class CorpusGenerator:
         """One-digit arithmetic, mostly sums and differences, with many pairs of one short program."""
         rng = self.rng
         operator = rng.choices(("+", "-", "*"), (5, 5, 1))[0]
-        names = rng.choice((("x",), ("n",), ("a",), ("b",), ("y",), ("x", "y"), ("a", "b"), ("n", "x"), ("v", "x"), ("s", "n")))
+        names = rng.choice(DRILL_ARGUMENTS)
         ints = [name for name in names if name not in ("v", "s")]
         limit = 9 if operator == "*" or rng.random() < 0.75 else 30
         constant = str(rng.randint(0, limit))
@@ -203,7 +215,8 @@ class CorpusGenerator:
         function, found = compile_program(source), dict[str, str]()
         while len(found) < 8:
             values = [
-                rng.randint(0, limit) if name in ints else random_value(rng, "list" if name == "v" else "str") for name in names
+                rng.randint(0, limit) if name in ints else random_value(rng, "list" if name == "v" else "str")
+                for name in names
             ]
             output = function(*values)
             found[argument_text(values)] = repr(output)
@@ -254,6 +267,3 @@ def chunk(seed: int, number: int, size: int, held_out: Collection[str], sloppy: 
     """Return `size` documents, a function of (seed, number), the held-out hashes and the share of sloppy answers."""
     generator = CorpusGenerator(choices(seed, "corpus", number), held_out, sloppy)
     return [generator.document() for _ in range(size)]
-
-
-__all__ = ["Branch", "CorpusGenerator", "Document", "chunk", "message_of", "sample_program"]

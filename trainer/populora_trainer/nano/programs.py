@@ -22,6 +22,10 @@ ARGUMENT_NAMES: dict[str, tuple[str, ...]] = {
 }
 LOCAL_NAMES: dict[str, tuple[str, ...]] = {"int": ("r", "k", "m", "z"), "list": ("p", "o"), "str": ("d", "e")}
 DROP_UNUSED = 0.8  # share of programs that lose arguments which they do not read
+SIGNATURES: tuple[tuple[tuple[str, ...], ...], tuple[float, ...]] = (
+    (("int",), ("int", "int"), ("list",), ("list", "int"), ("str",), ("str", "int"), ("str", "str"), ("list", "list")),
+    (5, 4, 4, 2.5, 4, 1.5, 1, 0.7),
+)
 ALPHABET = "abcd"
 MAX_INT, MAX_LIST, MAX_STRING, MAX_LOOP, MAX_LINES = 99, 8, 8, 40, 14
 
@@ -257,7 +261,7 @@ class _Writer:
     def assign(self, indent: str) -> list[str]:
         kind = self.kind()
         name = self.some(kind) if self.rng.random() < 0.3 else self.fresh(LOCAL_NAMES[kind])
-        if name is None or name in self.fixed and name in ("i", "j", "c"):
+        if name is None or (name in self.fixed and name in ("i", "j", "c")):
             return self.change(indent)
         text = self.expression(kind)
         if text.isidentifier():
@@ -370,7 +374,9 @@ class _Writer:
         self.fixed.add(number)
         body = self.change(inner, True)
         self.fixed.discard(number)
-        step = f"{number} -= {rng.randint(1, 3)}" if rng.random() < 0.7 else f"{number} = {number} // {rng.randint(2, 3)}"
+        step = (
+            f"{number} -= {rng.randint(1, 3)}" if rng.random() < 0.7 else f"{number} = {number} // {rng.randint(2, 3)}"
+        )
         return [*lines, f"{indent}while {number} > {rng.randint(0, 3)}:", *body, f"{inner}{step}"]
 
     def snapshot(self) -> tuple[dict[str, list[str]], set[str], set[str]]:
@@ -385,10 +391,7 @@ class _Writer:
     def program(self, size: int) -> tuple[str, list[str]]:
         """Source of a program with about `size` statements before its return, and its arguments' kinds."""
         rng = self.rng
-        kinds = rng.choices(
-            (["int"], ["int", "int"], ["list"], ["list", "int"], ["str"], ["str", "int"], ["str", "str"], ["list", "list"]),
-            (5, 4, 4, 2.5, 4, 1.5, 1, 0.7),
-        )[0]
+        kinds = list(rng.choices(*SIGNATURES)[0])
         names: list[str] = []
         for kind in kinds:
             pool = [name for name in ARGUMENT_NAMES[kind] if name not in names]
@@ -490,7 +493,9 @@ def _read_in_loop(loop: ast.For | ast.While, needed: set[str]) -> set[str]:
         for part in ast.walk(loop):
             if _target(part) in inside:
                 inside |= _names(part)
-            elif isinstance(part, ast.If | ast.For | ast.While) and any(_target(one) in inside for one in ast.walk(part)):
+            elif isinstance(part, ast.If | ast.For | ast.While) and any(
+                _target(one) in inside for one in ast.walk(part)
+            ):
                 inside |= _names(part.iter if isinstance(part, ast.For) else part.test)
     return inside
 
@@ -624,26 +629,13 @@ def normalised_hash(source: str) -> str:
     Two programs that differ only by renaming arguments and local variables share it, so holding one out holds out both.
     """
     tree = ast.parse(source)
-    names: dict[str, str] = {}
-
-    class Rename(ast.NodeTransformer):
-        def visit_arg(self, node: ast.arg) -> ast.arg:
-            names.setdefault(node.arg, f"v{len(names)}")
-            return ast.arg(names[node.arg])
-
-        def visit_Name(self, node: ast.Name) -> ast.Name:  # noqa: N802
-            if isinstance(node.ctx, ast.Store):
-                names.setdefault(node.id, f"v{len(names)}")
-            return ast.Name(names.get(node.id, node.id), node.ctx)
-
-    # comprehension targets are read before they are written in source order: collect the stores first
+    names = {name: f"v{index}" for index, name in enumerate(_binding_order(tree))}
     for node in ast.walk(tree):
-        if isinstance(node, ast.comprehension) and isinstance(node.target, ast.Name):
-            names.setdefault(node.target.id, f"c{node.target.id}")
-    order = {name: f"v{index}" for index, name in enumerate(_binding_order(tree))}
-    names.clear()
-    names.update(order)
-    return hashlib.sha256(ast.dump(Rename().visit(tree)).encode()).hexdigest()[:16]
+        if isinstance(node, ast.Name):
+            node.id = names.get(node.id, node.id)
+        elif isinstance(node, ast.arg):
+            node.arg = names[node.arg]
+    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:16]
 
 
 def _binding_order(tree: ast.Module) -> list[str]:

@@ -36,5 +36,7 @@ def builtin_notice(name: str) -> str:
 def _known(name: str) -> str:
     short = name.removeprefix(SCHEME)
     if short not in NOTICES:
-        raise PopuloraError(f"There is no embedded base {SCHEME}{short}; allowed: {', '.join(SCHEME + key for key in NOTICES)}.")
+        raise PopuloraError(
+            f"There is no embedded base {SCHEME}{short}; allowed: {', '.join(SCHEME + key for key in NOTICES)}."
+        )
     return short

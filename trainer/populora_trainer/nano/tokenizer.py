@@ -18,7 +18,8 @@ HINT_WORDS = (
     *("str", "int", "bool", "repeat", "filter", "map", "compare", "in"),
 )
 _PIECES = (
-    *("def f(", "\n    return ", "\n        return ", "def g(", "):", "return ", "if ", "elif ", "else:", "else ", "for ", "while ", " in ", " not in "),
+    *("def f(", "\n    return ", "\n        return ", "def g(", "):", "return ", "if ", "elif ", "else:"),
+    *("else ", "for ", "while ", " in ", " not in "),
     *(" if ", " else ", " for ", " and ", " or ", "not ", "True", "False", "None", "range(", "len(", "sum(", "max("),
     *("min(", "abs(", "sorted(", "str(", "int(", "list(", "set(", ".append(", ".count(", ".upper()", ".lower()"),
     *(".replace(", ".join(", ".index(", "''", "[::-1]", "[-1]", "[]", "()", "))", "[1:]", "[:-1]", "break"),
@@ -39,7 +40,9 @@ def vocabulary() -> list[str]:
 def pattern() -> str:
     """Regular expression whose leftmost alternative is the token at every position (longest pieces first)."""
     pieces = sorted((*_PIECES, *HINT_WORDS, *_NEWLINES), key=len, reverse=True)
-    return "|".join((*(re.escape(piece).replace("\\\n", "\\n").replace("\\ ", " ") for piece in pieces), "[1-9][0-9]", r"[\s\S]"))
+    return "|".join(
+        (*(re.escape(piece).replace("\\\n", "\\n").replace("\\ ", " ") for piece in pieces), "[1-9][0-9]", r"[\s\S]")
+    )
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:

@@ -1,8 +1,8 @@
 """Trains the embedded base and its under-elicited variant from nothing: `python -m populora_trainer.nano.train`.
 
-The schedule is a trapezoid: warm-up, a flat part, a linear decay to zero. A checkpoint of the flat part can be decayed
-at any time (`--resume FILE --decay-from STEP`), so a run that must stop early still ends with settled weights. Every
-document follows from the seed and its chunk number; two runs of one command on one machine give the same weights.
+The schedule is a trapezoid: warm-up, a flat part, a linear decay to zero. The flat part does not depend on the number
+of steps, so a run that was cut off there ends with settled weights when it is started again with fewer `--steps` over
+its checkpoints. Every document follows from the seed and its chunk number.
 """
 
 import argparse
@@ -10,7 +10,7 @@ import json
 import os
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -42,6 +42,12 @@ class Settings:
     documents: int = 4096  # per chunk
     sloppy: float = 0.0  # share of careless answers
     first_chunk: int = 0
+
+
+CLEAN = Settings()
+RAW = replace(
+    CLEAN, steps=170, warmup=5, decay=170, matrix_rate=1.2e-3, rate=1.6e-3, sloppy=0.4, first_chunk=SLOPPY_CHUNK
+)
 
 
 class StackedMuon(torch.optim.Optimizer):
@@ -160,13 +166,21 @@ def export(net: NanoNet, folder: Path) -> None:
 def train(trainer: Trainer, checkpoint: Path, evaluate_every: int, save_every: int) -> None:
     """Run the remaining steps with a progress line every 50, a checkpoint and a short evaluation now and then."""
     settings = trainer.settings
+    if trainer.step >= settings.steps:
+        return
     batches = stream(
-        settings.seed, settings.first_chunk, settings.documents, settings.batch_tokens, heldout_hashes(), settings.sloppy
+        settings.seed,
+        settings.first_chunk,
+        settings.documents,
+        settings.batch_tokens,
+        heldout_hashes(),
+        settings.sloppy,
     )
+    for _ in range(trainer.step):
+        next(batches)  # a resumed run passes over what it has seen
     started, tokens, losses = time.monotonic(), 0, []
-    for skipped, batch in enumerate(batches):
-        if skipped < trainer.step:
-            continue  # a resumed run passes over what it has seen
+    while trainer.step < settings.steps:
+        batch = next(batches)
         losses.append(trainer.update(batch))
         tokens += batch.tokens
         if trainer.step % 50 == 0:
@@ -179,10 +193,9 @@ def train(trainer: Trainer, checkpoint: Path, evaluate_every: int, save_every: i
             losses.clear()
         if trainer.step % save_every == 0 or trainer.step == settings.steps:
             trainer.save(checkpoint)
-        if evaluate_every and trainer.step % evaluate_every == 0:
+        if evaluate_every and trainer.step % evaluate_every == 0 and trainer.step < settings.steps:
             report(trainer.net, 100, 1)
-        if trainer.step >= settings.steps:
-            return
+    batches.close()
 
 
 def report(net: NanoNet, programs: int, samples: int) -> dict[str, object]:
@@ -196,28 +209,38 @@ def report(net: NanoNet, programs: int, samples: int) -> dict[str, object]:
 def main() -> None:
     """Train the clean base, then the under-elicited variant from it, and write both folders."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--output", type=Path, default=WEIGHTS, help="folder of the model folders nano and nano-raw")
-    parser.add_argument("--checkpoints", type=Path, required=True, help="folder for resumable checkpoints")
-    parser.add_argument("--seed", type=int, default=Settings.seed)
-    parser.add_argument("--steps", type=int, default=Settings.steps)
-    parser.add_argument("--decay", type=int, default=Settings.decay)
+    parser.add_argument("--output", type=Path, default=WEIGHTS, help="gets the model folders nano and nano-raw")
+    parser.add_argument("--checkpoints", type=Path, default=Path("nano-checkpoints"), help="folder to resume from")
+    parser.add_argument("--seed", type=int, default=CLEAN.seed)
+    parser.add_argument("--steps", type=int, default=CLEAN.steps)
+    parser.add_argument("--decay", type=int, default=CLEAN.decay, help="steps of the linear decay at the end")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--evaluate-every", type=int, default=500, help="steps between short evaluations, 0 for none")
+    parser.add_argument("--evaluate-every", type=int, default=1300, help="steps between short evaluations, 0 for none")
     parser.add_argument("--save-every", type=int, default=300, help="steps between checkpoints")
-    parser.add_argument("--resume", type=Path, help="checkpoint to continue from")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     options.checkpoints.mkdir(parents=True, exist_ok=True)
-    settings = Settings(seed=options.seed, steps=options.steps, decay=options.decay)
-    print(json.dumps(asdict(settings)), flush=True)
-    trainer = Trainer(settings)
-    for block in trainer.net.blocks:
-        block.compile(dynamic=True)  # fuses the elementwise work: a fifth more tokens a second
-    if options.resume:
-        trainer.load(options.resume)
-    train(trainer, options.checkpoints / "nano.pt", options.evaluate_every, options.save_every)
-    export(trainer.net, options.output / "nano")
-    report(trainer.net, 400, 4)
+    clean = replace(CLEAN, seed=options.seed, steps=options.steps, decay=options.decay)
+    start: Path | None = None
+    for name, settings in (("nano", clean), ("nano-raw", replace(RAW, seed=options.seed))):
+        print(name, json.dumps(asdict(settings)), flush=True)
+        trainer, checkpoint = Trainer(settings), options.checkpoints / f"{name}.pt"
+        if checkpoint.exists():
+            trainer.load(checkpoint)
+        elif start is not None:
+            trainer.load(start, optimizers=False)
+        for block in trainer.net.blocks:
+            block.compile(dynamic=True)  # fuses the elementwise work: a fifth more tokens a second
+        train(trainer, checkpoint, options.evaluate_every, options.save_every)
+        export(trainer.net, options.output / name)
+        write_scores(options.output / name, report(trainer.net, 400, 4), settings)
+        start = checkpoint
+
+
+def write_scores(folder: Path, scores: dict[str, object], settings: Settings) -> None:
+    """Put the scores and the settings that led to them beside the weights."""
+    text = json.dumps({"settings": asdict(settings), "scores": scores}, indent=1) + "\n"
+    (folder / "scores.json").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

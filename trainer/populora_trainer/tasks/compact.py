@@ -12,10 +12,9 @@ Every completion ends with `<eos>`. The corpus generator of the embedded base co
 functions, so training text and prompts cannot drift apart.
 """
 
-import ast
-import warnings
 from collections.abc import Sequence
 
+from populora_trainer.tasks.parsing import argument_list, defines_entry, literal_text
 from populora_trainer.tasks.problem import Problem, TaskType
 from populora_trainer.tasks.templates import Prompt, Tokenizer
 
@@ -84,7 +83,7 @@ class CompactTemplate:
         if task == "code_f":
             return _parse_function_proposal(text, references[0].program)
         program, *rest = text.split(IN)
-        if len(rest) != 1 or not is_program(program):
+        if len(rest) != 1 or not defines_entry(program):
             return None
         arguments = argument_list(rest[0])
         return None if arguments is None else Problem(task, program, (arguments,))
@@ -101,10 +100,10 @@ class CompactTemplate:
     def parse_solution(self, problem: Problem, text: str) -> str | None:
         """A literal (code_o), an argument list (code_i) or a program that defines `f` (code_f); None when malformed."""
         if problem.task == "code_o":
-            return literal(text)
+            return literal_text(text)
         if problem.task == "code_i":
             return argument_list(text)
-        return text if is_program(text) else None
+        return text if defines_entry(text) else None
 
     def encode(self, tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
         """Token ids of a compact prompt.
@@ -135,49 +134,3 @@ def _parse_function_proposal(text: str, program: str) -> Problem | None:
     if len(known) != len(parsed) or any(token in message for token in SPECIAL_TOKENS):
         return None
     return Problem("code_f", program, known, message=message)
-
-
-def is_program(text: str) -> bool:
-    """Whether `text` is Python source with a top-level function `f`."""
-    tree = _parse(text)
-    return tree is not None and any(isinstance(node, ast.FunctionDef) and node.name == "f" for node in tree.body)
-
-
-def literal(text: str) -> str | None:
-    """Canonical text of one Python literal, or None."""
-    tree = _parse(text.strip())
-    if tree is None or len(tree.body) != 1 or not isinstance(tree.body[0], ast.Expr):
-        return None
-    return _canonical(tree.body[0].value)
-
-
-def argument_list(text: str) -> str | None:
-    """Canonical text of a list of literal arguments, without the outer parentheses, or None.
-
-    A sole tuple argument keeps its own parentheses: `(1, 2)` is one argument, `1, 2` are two.
-    """
-    tree = _parse(f"f({text.strip()})")
-    if tree is None or len(tree.body) != 1 or not isinstance(tree.body[0], ast.Expr):
-        return None
-    call = tree.body[0].value
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.keywords or not call.args:
-        return None
-    arguments = [_canonical(argument) for argument in call.args]
-    return None if None in arguments else ", ".join(filter(None, arguments))
-
-
-def _canonical(node: ast.expr) -> str | None:
-    try:
-        ast.literal_eval(node)
-        return ast.unparse(node)
-    except (ValueError, TypeError, MemoryError, RecursionError):
-        return None
-
-
-def _parse(text: str) -> ast.Module | None:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # generated text may hold invalid escapes
-            return ast.parse(text)
-    except (SyntaxError, ValueError, MemoryError, RecursionError):
-        return None

@@ -82,5 +82,7 @@ def template_for(tokenizer: Tokenizer, base_uri: str) -> Template:
     if PROPOSE_OUTPUT in tokenizer.get_vocab():
         return CompactTemplate()
     if base_uri.startswith("builtin://"):
-        raise PopuloraError(f"The tokenizer of {base_uri} has no token {PROPOSE_OUTPUT}, so it is not an embedded base.")
+        raise PopuloraError(
+            f"The tokenizer of {base_uri} has no token {PROPOSE_OUTPUT}, so it is not an embedded base."
+        )
     return ChatTemplate()

@@ -1,0 +1,148 @@
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from populora_trainer.errors import PopuloraError
+from populora_trainer.nano.tokenizer import build_tokenizer
+from populora_trainer.tasks.compact import (
+    CompactTemplate,
+    function_proposal_completion,
+    proposal_completion,
+)
+from populora_trainer.tasks.problem import Problem
+from populora_trainer.tasks.templates import Message, template_for
+
+PROGRAM = "def f(x, s):\n    return s * x"
+TEMPLATE = CompactTemplate()
+REFERENCE = Problem("code_o", PROGRAM, ("2, 'ab'",), ("'abab'",))
+
+values = st.recursive(
+    st.integers() | st.text() | st.booleans() | st.none(),
+    lambda inner: st.lists(inner, max_size=3) | st.tuples(inner, inner) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=6,
+)
+
+
+def without_tokens(text: str) -> bool:
+    return "<" not in text
+
+
+def test_prompts_are_the_documented_ones():
+    function = Problem("code_f", PROGRAM, ("1, 'a'", "2, 'b'", "3, 'c'"), ("'a'", "'bb'", "'ccc'"), "repeat")
+    assert TEMPLATE.solve(REFERENCE) == f"<o>{PROGRAM}<in>2, 'ab'<out>"
+    assert TEMPLATE.solve(Problem("code_i", PROGRAM, ("2, 'ab'",), ("'abab'",))) == f"<i>{PROGRAM}<out>'abab'<in>"
+    assert TEMPLATE.solve(function) == "<f><in>1, 'a'<out>'a'<in>2, 'b'<out>'bb'<msg>repeat<prog>"
+    assert TEMPLATE.propose("code_o", [REFERENCE]) == f"<po>{PROGRAM}<new>"
+    assert TEMPLATE.propose("code_i", [REFERENCE]) == f"<pi>{PROGRAM}<new>"
+    assert TEMPLATE.propose("code_f", [REFERENCE]) == f"<pf>{PROGRAM}<new>"
+
+
+@given(st.lists(values, min_size=1, max_size=3).map(lambda one: ", ".join(map(repr, one))).filter(without_tokens))
+def test_what_a_teacher_writes_is_what_is_parsed(arguments):
+    for task in ("code_o", "code_i"):
+        parsed = TEMPLATE.parse_proposal(task, proposal_completion(PROGRAM, arguments), [REFERENCE])
+        assert parsed is not None
+        assert (parsed.task, parsed.program, parsed.outputs) == (task, PROGRAM, ())
+        assert eval(f"({parsed.inputs[0]},)") == eval(f"({arguments},)")
+
+
+@given(st.lists(values.map(repr).filter(without_tokens), min_size=2, max_size=12))
+def test_a_function_proposal_keeps_every_input_and_the_message(inputs):
+    parsed = TEMPLATE.parse_proposal("code_f", function_proposal_completion(inputs, "loop add"), [REFERENCE])
+    assert parsed is not None
+    assert (parsed.program, parsed.message, len(parsed.inputs)) == (PROGRAM, "loop add", len(inputs))
+    again = TEMPLATE.parse_proposal("code_f", function_proposal_completion(parsed.inputs, "loop add"), [REFERENCE])
+    assert again == parsed
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        PROGRAM,
+        f"{PROGRAM}<in>",
+        f"{PROGRAM}<in>1<in>2",
+        f"{PROGRAM}<in>1) + g(2",
+        f"{PROGRAM}<in>x=1",
+        f"{PROGRAM}<in>*[1]",
+        "def g(x):\n    return x<in>1",
+        "def f(x:\n    return x<in>1",
+        "<in>1",
+    ],
+)
+def test_a_malformed_proposal_is_no_problem(text):
+    if text == f"{PROGRAM}<in>":
+        # a call without arguments is a well-formed list; the verifier refuses it where f needs some
+        assert TEMPLATE.parse_proposal("code_o", text, [REFERENCE]) == Problem("code_o", PROGRAM, ("",))
+    else:
+        assert TEMPLATE.parse_proposal("code_o", text, [REFERENCE]) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<in>1<msg>one input leaves none to hide",
+        "<in>1<in>2",
+        "1<in>2<in>3<msg>text before the inputs",
+        "<in>1<in>2<msg>two<msg>messages",
+        "<in>1<in>(<msg>not an argument list",
+        "<in>1<in>2<msg>a <prog> inside the message",
+        "<in>1" * 13 + "<msg>too many",
+    ],
+)
+def test_a_malformed_function_proposal_is_no_problem(text):
+    assert TEMPLATE.parse_proposal("code_f", text, [REFERENCE]) is None
+
+
+@pytest.mark.parametrize(
+    ("task", "text", "answer"),
+    [
+        ("code_o", "  [1,2]", "[1, 2]"),
+        ("code_o", '"a"', "'a'"),
+        ("code_o", "1 2", None),
+        ("code_o", "", None),
+        ("code_i", "3,'a'", "3, 'a'"),
+        ("code_i", "(1, 2)", "(1, 2)"),
+        ("code_i", "1)(2", None),
+        ("code_f", PROGRAM, PROGRAM),
+        ("code_f", "def g(x):\n    return x", None),
+        ("code_f", "return 1", None),
+    ],
+)
+def test_answers_are_read_as_canonical_text_or_as_malformed(task, text, answer):
+    assert TEMPLATE.parse_solution(Problem(task, PROGRAM, ("1, 'a'",), ("'a'",)), text) == answer
+
+
+def test_a_proposal_needs_a_reference():
+    with pytest.raises(ValueError, match="reference"):
+        TEMPLATE.propose("code_o", [])
+
+
+def test_decoding_stops_at_the_end_token_and_keeps_the_format():
+    tokenizer = build_tokenizer()
+    ids = TEMPLATE.encode(tokenizer, f"{PROGRAM}<in>2, 'ab'<eos>junk<eos>")
+    assert TEMPLATE.decode(tokenizer, ids) == f"{PROGRAM}<in>2, 'ab'"
+    assert TEMPLATE.decode(tokenizer, []) == ""
+
+
+@given(st.text(max_size=60))
+def test_any_text_can_be_encoded(text):
+    tokenizer = build_tokenizer()
+    ids = TEMPLATE.encode(tokenizer, text)
+    assert all(0 <= token < len(tokenizer) for token in ids)
+    assert isinstance(TEMPLATE.decode(tokenizer, ids), str)
+
+
+def test_chat_messages_are_no_compact_prompt():
+    with pytest.raises(TypeError, match="chat messages"):
+        TEMPLATE.encode(build_tokenizer(), (Message("user", "hello"),))
+
+
+def test_the_tokenizer_decides_which_templates_are_used():
+    plain = SimpleNamespace(get_vocab=lambda: {"hello": 0})
+    assert template_for(build_tokenizer(), "file://somewhere").name == "compact"
+    assert template_for(plain, "hf://Some/Model").name == "chat"
+    with pytest.raises(PopuloraError, match="<po>"):
+        template_for(plain, "builtin://nano")
