@@ -53,6 +53,11 @@ def test_an_answer_that_was_cut_off_has_no_blocks(text):
     assert fenced_blocks(text) is None
 
 
+@pytest.mark.parametrize("text", ["```" + " " * 200_000 + "`", "`" * 200_000, "```\n" * 50_000, "</think> " * 50_000])
+def test_long_lines_take_no_more_than_linear_time(text):
+    fenced_blocks(text)
+
+
 @given(st.text(alphabet=st.sampled_from("`abc \n\r<think>/~"), max_size=60))
 def test_garbage_never_raises(text):
     fenced_blocks(text)

@@ -1,11 +1,11 @@
 """Text that a language model wrote, turned into parts: fenced blocks and Python syntax trees. Nothing is ever run."""
 
 import ast
+import functools
 import re
 import warnings
 from typing import NamedTuple
 
-_FENCE = re.compile(r"^[ \t]*(`{3,})[ \t]*([^`\n]*?)[ \t]*$")
 _LONE_CLOSE = re.compile(r"</think>[ \t]*$", re.MULTILINE)
 _ENTRY_NAME = "f"
 
@@ -31,20 +31,27 @@ def fenced_blocks(text: str) -> list[Block] | None:
     if answer is None:
         return None
     blocks: list[Block] = []
-    fence: str | None = None
+    fence = 0
     tag, lines = "", list[str]()
     for line in answer.split("\n"):
-        match = _FENCE.match(line)
-        if fence is None:
-            if match:
-                fence, info = match.groups()
-                tag, lines = (info.split() or [""])[0].lower(), []
-        elif match and not match[2] and len(match[1]) >= len(fence):
+        ticks, info = _fence(line)
+        if not fence:
+            if ticks:
+                fence, tag, lines = ticks, (info.split() or [""])[0].lower(), []
+        elif ticks >= fence and not info:
             blocks.append(Block(tag, "\n".join(lines)))
-            fence = None
+            fence = 0
         else:
             lines.append(line)
-    return blocks if fence is None else None
+    return None if fence else blocks
+
+
+def _fence(line: str) -> tuple[int, str]:
+    """Return the number of backticks of a fence line, 0 for other lines, and what follows them."""
+    line = line.strip(" \t")
+    info = line.lstrip("`")
+    ticks = len(line) - len(info)
+    return (ticks, info.strip()) if ticks >= 3 and "`" not in info else (0, "")
 
 
 def _without_thinking(text: str) -> str | None:
@@ -65,6 +72,7 @@ def parse_source(program: str) -> ast.Module | None:
             return None
 
 
+@functools.lru_cache(maxsize=4096)
 def normalised(program: str) -> str:
     """Return the program's text without what its syntax tree does not hold: comments, spacing, quotes, brackets.
 
