@@ -20,6 +20,9 @@ DEFAULT_MAX_CHARS = 4096
 
 # Bound here, before any program runs: patching `builtins` later does not reach these.
 _type, _repr, _len, _sorted = type, repr, len, sorted
+_bool, _int, _float, _complex, _str, _bytes = bool, int, float, complex, str, bytes
+_list, _tuple, _set, _dict = list, tuple, set, dict
+_get_name: Callable[[type], str] = type.__dict__["__name__"].__get__
 
 _SCALAR = r"(?:0|-?[1-9][0-9]{0,18}|True|False|None|'[ !#-&(-\[\]-~]*')"
 _PLAIN = re.compile(rf"{_SCALAR}|\[(?:{_SCALAR}(?:, {_SCALAR})*)?\]")
@@ -112,26 +115,26 @@ def is_canonical(text: str, max_chars: int = DEFAULT_MAX_CHARS) -> bool:
 
 def _write(value: object, depth: int, spent: list[int], max_chars: int, as_written: bool) -> str:
     kind = _type(value)
-    if value is None or kind is bool:
+    if value is None or kind is _bool:
         text = _repr(value)
-    elif kind is int:
+    elif kind is _int:
         if value.bit_length() > 4 * max_chars:  # type: ignore[attr-defined]
             raise TooLarge(f"an int of more than {max_chars} digits")
         try:
             text = _repr(value)
         except ValueError as error:  # above the interpreter's own limit of digits
             raise TooLarge(str(error)) from None
-    elif kind is float or kind is complex:
+    elif kind is _float or kind is _complex:
         if value - value != 0:  # type: ignore[operator]
             raise NotLiteral("a number that is not finite has no literal")
-        if kind is complex or not as_written:
-            value = value + (0.0 if kind is float else 0j)  # type: ignore[operator]
+        if kind is _complex or not as_written:
+            value = value + (0.0 if kind is _float else 0j)  # type: ignore[operator]
         text = _repr(value)
-    elif kind is str or kind is bytes:
+    elif kind is _str or kind is _bytes:
         if _len(value) > max_chars:  # type: ignore[arg-type]
             raise TooLarge(f"longer than {max_chars} characters")
         text = _repr(value)
-    elif kind is list or kind is tuple or kind is set or kind is dict:
+    elif kind is _list or kind is _tuple or kind is _set or kind is _dict:
         return _write_container(value, kind, depth, spent, max_chars, as_written)  # type: ignore[arg-type]
     else:
         raise NotLiteral(f"a value of type {_name(kind)} has no literal")
@@ -154,7 +157,7 @@ def _write_container(
     spent[0] += 2
     if 3 * _len(value) > max_chars:  # n elements take n characters, 2 (n - 1) of separators and 2 brackets at least
         raise TooLarge(f"longer than {max_chars} characters")
-    if kind is dict:
+    if kind is _dict:
         items = [
             (
                 _write(key, depth + 1, spent, max_chars, as_written),
@@ -166,16 +169,16 @@ def _write_container(
             items = _sorted(items)
         return "{" + ", ".join([f"{key}: {item}" for key, item in items]) + "}"
     parts = [_write(element, depth + 1, spent, max_chars, as_written) for element in value]
-    if kind is list:
+    if kind is _list:
         return "[" + ", ".join(parts) + "]"
-    if kind is set:
+    if kind is _set:
         return "{" + ", ".join(_sorted(parts)) + "}" if parts else "set()"
     return "(" + ", ".join(parts) + (",)" if _len(parts) == 1 else ")")
 
 
 def _name(kind: type) -> str:
     # A metaclass can override __name__; type's own descriptor cannot be overridden.
-    return str(type.__dict__["__name__"].__get__(kind))[:80]
+    return _get_name(kind)[:80]
 
 
 def _parse(text: str, max_chars: int) -> ast.expr:

@@ -32,8 +32,22 @@ _ENCODINGS = (
     "hex",
 )
 # Taken before any program runs, so that a program which patches `os` or `builtins` patches them for itself only.
+# Plain strings, because an enumeration's text is made by functions that look builtins up.
 _write, _exit, _compile, _exec, _eval, _callable = os.write, os._exit, compile, exec, eval, callable
-_type_name = literals._name
+_str, _type, _type_name = str, type, literals._name
+_VALID, _SYNTAX_ERROR, _MISSING_ENTRY, _FORBIDDEN_IMPORT = (
+    Verdict.VALID.value,
+    Verdict.SYNTAX_ERROR.value,
+    Verdict.MISSING_ENTRY.value,
+    Verdict.FORBIDDEN_IMPORT.value,
+)
+_RUNTIME_ERROR, _MEMORY, _OUTPUT_LIMIT, _UNSERIALISABLE, _CRASHED = (
+    Verdict.RUNTIME_ERROR.value,
+    Verdict.MEMORY.value,
+    Verdict.OUTPUT_LIMIT.value,
+    Verdict.UNSERIALISABLE.value,
+    Verdict.CRASHED.value,
+)
 
 
 class ForbiddenImport(ImportError):  # noqa: N818
@@ -119,52 +133,52 @@ def run(job: bytes, module: ModuleType, result_fd: int) -> NoReturn:
     try:
         verdict, text = _outcome(check, program, inputs, max_chars, module)
     except MemoryError:
-        verdict, text = Verdict.MEMORY, ""
+        verdict, text = _MEMORY, ""
     except BaseException:
-        verdict, text = Verdict.CRASHED, "the program broke its own interpreter"
+        verdict, text = _CRASHED, "the program broke its own interpreter"
     record = nonce + f"{verdict}\n{text}".encode(errors="backslashreplace")
     while record:
         record = record[_write(result_fd, record) :]
     _exit(0)
 
 
-def _outcome(check: bool, program: str, inputs: str, max_chars: int, module: ModuleType) -> tuple[Verdict, str]:
+def _outcome(check: bool, program: str, inputs: str, max_chars: int, module: ModuleType) -> tuple[str, str]:
     try:
         if check and (finding := policy.check(program)):
-            return finding
+            return finding.verdict.value, finding.detail
         code: CodeType = _compile(program, "<program>", "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        return Verdict.SYNTAX_ERROR, _describe(error)
+        return _SYNTAX_ERROR, _describe(error)
     if "f" not in code.co_names:
-        return Verdict.MISSING_ENTRY, "the program defines no f"
+        return _MISSING_ENTRY, "the program defines no f"
     arguments: list[tuple[object, ...]] = _eval(inputs, {"__builtins__": {"set": set}})
     outputs = []
     try:
         _exec(code, module.__dict__)
         entry = module.__dict__.get("f")
         if not _callable(entry):
-            return Verdict.MISSING_ENTRY, "the program defines no callable f"
+            return _MISSING_ENTRY, "the program defines no callable f"
         for argument_list in arguments:
             value = entry(*argument_list)
             outputs.append(literals.canonical(value, max_chars))
             del value
     except MemoryError:
-        return Verdict.MEMORY, ""
+        return _MEMORY, ""
     except ForbiddenImport as error:
-        return Verdict.FORBIDDEN_IMPORT, _describe(error)
+        return _FORBIDDEN_IMPORT, _describe(error)
     except literals.TooLarge as error:
-        return Verdict.OUTPUT_LIMIT, _describe(error)
+        return _OUTPUT_LIMIT, _describe(error)
     except literals.NotLiteral as error:
-        return Verdict.UNSERIALISABLE, _describe(error)
+        return _UNSERIALISABLE, _describe(error)
     except BaseException as error:
-        return Verdict.RUNTIME_ERROR, _describe(error)
-    return Verdict.VALID, "\n".join(outputs)
+        return _RUNTIME_ERROR, _describe(error)
+    return _VALID, "\n".join(outputs)
 
 
 def _describe(error: BaseException) -> str:
     # str() may run the program's own __str__; that can only fail, hang until the deadline, or lie about itself.
     try:
-        message = str(error)
+        message = _str(error)
     except BaseException:
         message = ""
-    return f"{_type_name(type(error))}: {message}"[:_DETAIL_CHARS].replace("\n", " ")
+    return f"{_type_name(_type(error))}: {message}"[:_DETAIL_CHARS].replace("\n", " ")

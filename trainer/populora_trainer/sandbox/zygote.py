@@ -125,9 +125,9 @@ def _child(
         os.close(control)
         os.close(job_fd)
         isolation.complete(int(timeout) + 2)
-    except BaseException:
+        program.run(job, module, result_fd)
+    finally:  # never back into the zygote's loop, whatever the program did to its own interpreter
         os._exit(1)
-    program.run(job, module, result_fd)
 
 
 def _await(pid: int, timeout: float) -> tuple[bool, int]:
