@@ -7,9 +7,9 @@ give the pseudo-inverse that a zero or dependent row needs:
     A A^T = root root^T,   Q_A^T = root^-1 A,   root^T (B^T B) root = V_c diag(s^2) V_c^T
     V^T = (V_c^T root^-1) A,   U diag(s) = B (root V_c)
 
-U and V stay small matrices to apply to the factors; no Q is formed. Float32 factors have 24 bits and float64 Gram
-matrices hold their products exactly, so singular values down to 1e-7 of the largest are as good as from a float32 QR,
-at a third of its time.
+U and V stay small matrices to apply to the factors; no Q is formed, which is a third of a float32 QR's time. The
+relative error of a singular value s is about 1e-16 (s_max / s)^2: below float32's own rounding down to 1e-4 of the
+largest, 1e-5 at 1e-5 of it.
 """
 
 from typing import NamedTuple
@@ -150,6 +150,5 @@ def _leading(squares: Tensor, fallback: Tensor) -> tuple[Tensor, Tensor]:
     """
     scale, other = squares.trace(), fallback.square().sum()
     weight = torch.where(scale > 0, 1e-14 * scale, 1.0) / torch.where(other > 0, other, 1.0)
-    values, axes = torch.linalg.eigh(squares + weight * (fallback.T @ fallback))
-    values = values.where(scale > 0, 0.0).clamp(min=0)
-    return values.flip(0), axes.flip(1)
+    axes = torch.linalg.eigh(squares + weight * (fallback.T @ fallback)).eigenvectors.flip(1)
+    return (axes * (squares @ axes)).sum(0).clamp(min=0), axes
