@@ -55,7 +55,7 @@ def main() -> None:
     """Run the command line. Exit code 42: the manifest is wrong; 1: any other error; 130: interrupted."""
     debug = "--debug" in sys.argv[1:]
     try:
-        populora.main(standalone_mode=False)
+        sys.exit(populora.main(standalone_mode=False) or 0)
     except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)
     except click.ClickException as error:

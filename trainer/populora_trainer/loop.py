@@ -12,6 +12,7 @@ more steps later equals one that had them from the start.
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 
 import torch
 
@@ -19,13 +20,12 @@ from populora_api import Spec
 from populora_trainer.diagnostics.archive import Archive
 from populora_trainer.learning.update import Learner
 from populora_trainer.observations import Observations, Stopwatch
-from populora_trainer.population import evolution, lineage
-from populora_trainer.population.child_report import child_report
-from populora_trainer.population.factors import AdapterConfig
+from populora_trainer.population import child_report, evolution, lineage
 from populora_trainer.population.lora import LoraPopulation
 from populora_trainer.population.matchmaking import matchmake
 from populora_trainer.population.members import Member
 from populora_trainer.population.operators import OPERATORS, breed
+from populora_trainer.population.peft_format import AdapterConfig
 from populora_trainer.population.ratings import Exchange, games, rate
 from populora_trainer.randomness import choices
 from populora_trainer.selfplay import Solution, Tools, cross_evaluate, propose, solve, training_groups
@@ -75,7 +75,6 @@ class Trainer:
             matchups = matchmake(
                 members,
                 self._chance(step, "matchmaking"),
-                step=step,
                 strategy=spec.matchmaking.strategy,
                 weighting=spec.matchmaking.weighting,
             )
@@ -135,8 +134,8 @@ class Trainer:
             parents = [self.population.factors(slot) for slot in slots]
             child = breed(one.operator, parents, torch.Generator().manual_seed(one.seed))
             children.append(child)
-            report = child_report(child, parents)
-            records.append(lineage.birth(one, before, parameters=operator.parameters, diagnostics=report.to_dict()))
+            report = asdict(child_report.report(parents, child))
+            records.append(lineage.birth(one, before, parameters=operator.parameters, diagnostics=report))
         for one, child in zip(plan, children, strict=True):
             self.population.set_factors(one.slot, child)
             self.learner.reset(one.slot)

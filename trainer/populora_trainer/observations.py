@@ -145,10 +145,10 @@ class Observations:
             problems=self.problem_records(),
             samples=samples,
             ratings={member.name: (member.mu, member.sigma) for member in self.after},
-            advantage=self.update.advantage,
+            advantage=self.update.advantage(),
             coverage=self.coverage,
-            tokens={"sampled": sum(sample.tokens for sample in samples), "trained": self.update.tokens},
-            learner=self.update.learner,
+            tokens={"sampled": sum(sample.tokens for sample in samples), "trained": self.update.computed_tokens},
+            learner=self.update.learner(),
             held_out=held_out,
         )
 

@@ -60,8 +60,13 @@ async def solve_held_out(
     return results
 
 
-def summarise(problems: Sequence[Problem], results: Mapping[int, HeldOutResult]) -> HeldOutRecord:
-    """Return the mean over members, with the standard error of the overall sampled rate over problems."""
+def summarise(problems: Sequence[Problem], results: Mapping[str, HeldOutResult]) -> HeldOutRecord:
+    """Return the mean over members, with the standard error of the overall sampled rate over problems.
+
+    Args:
+        problems: what was tried.
+        results: by member name.
+    """
     sampled_P = [statistics.fmean(one.sampled_P[i] for one in results.values()) for i in range(len(problems))]
     greedy_P = [statistics.fmean(one.greedy_P[i] for one in results.values()) for i in range(len(problems))]
     spread = statistics.stdev(sampled_P) / math.sqrt(len(problems)) if len(problems) > 1 else None
@@ -70,14 +75,13 @@ def summarise(problems: Sequence[Problem], results: Mapping[int, HeldOutResult])
         "stderr": spread,
         "greedy": _rates(problems, greedy_P),
         "problems": len(problems),
+        "members": {name: statistics.fmean(one.sampled_P) for name, one in results.items()},
     }
 
 
 def _rates(problems: Sequence[Problem], rate_P: Sequence[float]) -> SolveRates:
     def mean(task: TaskType | None) -> float | None:
-        chosen = [
-            rate for problem, rate in zip(problems, rate_P, strict=True) if task is None or problem.task == task
-        ]
+        chosen = [rate for problem, rate in zip(problems, rate_P, strict=True) if task is None or problem.task == task]
         return statistics.fmean(chosen) if chosen else None
 
     return {

@@ -1,0 +1,249 @@
+"""A round of self-play with scripted completions, the real prompts and the real verifier."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import yaml
+
+from populora_api import PopulationRun, Spec
+from populora_trainer.population.matchmaking import Matchup
+from populora_trainer.population.members import founders, single_agent
+from populora_trainer.rollout.engine import Completion, RolloutRequest
+from populora_trainer.sandbox import Case, Judgement, SandboxPool
+from populora_trainer.selfplay import (
+    Proposal,
+    Solution,
+    Tools,
+    cross_evaluate,
+    propose,
+    solve,
+    training_groups,
+)
+from populora_trainer.tasks.buffer import ProblemBuffer
+from populora_trainer.tasks.chat import ChatTemplate
+
+ROOT = Path(__file__).parents[2]
+END = 0
+MATCHUPS = [Matchup(0, 2), Matchup(1, 3)]
+
+
+class Letters:
+    """A tokenizer with a token a character."""
+
+    eos_token_id = END
+    chat_template = None
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return [ord(letter) for letter in text]
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        return "".join(chr(token) for token in token_ids if token != END)
+
+    def get_vocab(self) -> dict[str, int]:
+        return {}
+
+    def apply_chat_template(self, conversation: object, **options: object) -> object:
+        raise ValueError("no chat template")
+
+
+Script = Callable[[str, RolloutRequest, int], str]
+
+
+class ScriptedEngine:
+    """Answers the n-th completion of a request with `script(prompt, request, n)`; "..." at the end means cut off."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.requests: list[RolloutRequest] = []
+
+    async def generate(self, requests: Sequence[RolloutRequest]) -> list[list[Completion]]:
+        self.requests += requests
+        return [[self._completion(request, number) for number in range(request.n)] for request in requests]
+
+    def _completion(self, request: RolloutRequest, number: int) -> Completion:
+        text = self.script(Letters().decode(request.prompt_ids), request, number)
+        ids = tuple(Letters().encode(text.removesuffix("<cut>")))
+        if text.endswith("<cut>"):
+            return Completion(ids, (-0.5,) * len(ids), "length")
+        return Completion((*ids, END), (-0.5,) * (len(ids) + 1), "stop")
+
+
+class CountingVerifier:
+    """The real verifier, with a count of the cases that it was given."""
+
+    def __init__(self, pool: SandboxPool) -> None:
+        self.pool = pool
+        self.cases: list[Case] = []
+
+    async def judge(self, cases: Sequence[Case]) -> list[Judgement]:
+        self.cases += cases
+        return await self.pool.judge(cases)
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with SandboxPool(workers=1, timeout_seconds=5) as pool:
+        yield pool
+
+
+@pytest.fixture
+def spec() -> Spec:
+    manifest = yaml.safe_load((ROOT / "manifests" / "nano-4x4.yaml").read_text())
+    manifest["spec"]["population"] |= {"teachers": 2, "students": 2}
+    manifest["spec"]["tasks"] |= {"types": ["code_o", "code_i"], "problemsPerMatchup": 8}
+    manifest["spec"]["training"] |= {"proposalsPerPrompt": 4, "rolloutsPerProblem": 4, "maxPromptTokens": 4000}
+    return PopulationRun.model_validate(manifest).spec
+
+
+def proposal_text(program: str, arguments: str) -> str:
+    return f"```python\n{program}\n```\n```input\n{arguments}\n```"
+
+
+PROPOSALS = (
+    proposal_text("def f(x):\n    return x + 1", "2"),
+    proposal_text("def f(x):\n    return x / 0", "2"),
+    "I would rather not.",
+    proposal_text("def f(x):\n    return x + 1", "2") + "<cut>",
+)
+
+
+def teach_then_solve(prompt: str, request: RolloutRequest, number: int) -> str:
+    if "Invent one new problem" in prompt:
+        return PROPOSALS[number]
+    if "Work out what the call returns" in prompt:
+        return ("```output\n3\n```", "```output\n3\n```", "```output\n4\n```", "three")[number]
+    return ("```input\n2\n```", "```input\n2\n```", "```input\n2\n```", "```input\n5\n```")[number]
+
+
+def play(spec: Spec, pool: SandboxPool, script: Script = teach_then_solve, step: int = 1):
+    engine, verifier = ScriptedEngine(script), CountingVerifier(pool)
+    tools = Tools(engine, verifier, ChatTemplate(), Letters())
+    members = founders(2, 2)
+
+    async def play_round() -> tuple[list[Proposal], list[Solution]]:
+        proposals = await propose(MATCHUPS, members, spec, step, ProblemBuffer(64), tools)
+        return proposals, await solve(proposals, members, spec, step, tools)
+
+    proposals, solutions = asyncio.run(play_round())
+    return proposals, solutions, engine, verifier
+
+
+def test_every_proposal_is_kept_with_its_verdict(spec, pool):
+    proposals, _, _, _ = play(spec, pool)
+    assert len(proposals) == 2 * 8
+    for first in range(0, 16, 4):
+        group = proposals[first : first + 4]
+        assert [one.valid for one in group] == [True, False, False, False]
+        assert [one.problem is None for one in group] == [False, False, True, True]
+        assert group[1].verdict != group[2].verdict == "malformed"
+        assert len({one.prompt for one in group}) == 1
+
+
+def test_a_cut_off_completion_is_malformed_even_where_its_text_could_be_read(spec, pool):
+    proposals, _, _, _ = play(spec, pool)
+    assert proposals[3].completion.finish_reason == "length"
+    assert proposals[3].verdict == "malformed"
+
+
+def test_valid_problems_carry_the_verified_output(spec, pool):
+    proposals, _, _, _ = play(spec, pool)
+    assert proposals[0].problem is not None
+    assert (proposals[0].problem.inputs, proposals[0].problem.outputs) == (("2",), ("3",))
+
+
+def test_students_solve_only_valid_problems_of_their_own_teacher(spec, pool):
+    _, solutions, engine, _ = play(spec, pool)
+    assert len(solutions) == 4
+    solving = [request for request in engine.requests if "Invent" not in Letters().decode(request.prompt_ids)]
+    assert sorted(request.member for request in solving) == [2, 2, 3, 3]
+    assert [solution.solve_rate for solution in solutions] == [0.5, 0.75, 0.5, 0.75]
+    assert solutions[0].kinds == ("correct", "correct", "wrong", "malformed")
+
+
+def test_equal_answers_are_judged_once(spec, pool):
+    _, _, _, verifier = play(spec, pool)
+    answers = [case for case in verifier.cases if case.answer is not None]
+    # Both matchups hold the same two problems, with two different answers each.
+    assert len(answers) == 4
+
+
+def test_no_case_of_a_solution_lets_the_program_see_the_expected_answer(spec, pool):
+    _, _, _, verifier = play(spec, pool)
+    assert all(case.answer is None or case.outputs == ("3",) for case in verifier.cases)
+
+
+def test_rewards_are_the_papers(spec, pool):
+    proposals, solutions, _, _ = play(spec, pool)
+    rewards = cross_evaluate(proposals, solutions, spec)
+    assert rewards.teacher_P[:4] == (0.5, -1.0, -1.0, -1.0)
+    assert rewards.teacher_P[4:8] == (0.25, -1.0, -1.0, -1.0)
+    assert rewards.student_PG[0] == (1.0, 1.0, -0.5, -1.0)
+    assert rewards.solve_rate_P[:4] == (0.5, None, None, None)
+
+
+def test_groups_are_prompts_of_one_member_with_all_their_completions(spec, pool):
+    proposals, solutions, _, _ = play(spec, pool)
+    groups = training_groups(proposals, solutions, cross_evaluate(proposals, solutions, spec), spec)
+    assert [(group.role, group.member) for group in groups] == [
+        ("teacher", 0),
+        ("teacher", 0),
+        ("teacher", 1),
+        ("teacher", 1),
+        ("student", 2),
+        ("student", 2),
+        ("student", 3),
+        ("student", 3),
+    ]
+    assert all(len(group.completions) == len(group.rewards_G) == 4 for group in groups)
+    assert groups[0].rewards_G == (0.5, -1.0, -1.0, -1.0)
+
+
+def test_frozen_teachers_propose_but_are_not_trained(spec, pool):
+    proposals, solutions, _, _ = play(spec, pool)
+    frozen = spec.model_copy(update={"training": spec.training.model_copy(update={"freeze_teachers": True})})
+    groups = training_groups(proposals, solutions, cross_evaluate(proposals, solutions, frozen), frozen)
+    assert {group.role for group in groups} == {"student"}
+
+
+def test_a_problem_too_long_for_a_students_prompt_is_invalid(spec, pool):
+    short = spec.model_copy(update={"training": spec.training.model_copy(update={"max_prompt_tokens": 100})})
+    proposals, solutions, _, _ = play(short, pool)
+    assert proposals[0].verdict == "prompt_limit"
+    assert not solutions
+
+
+def test_seeds_follow_from_the_step_and_the_members_and_from_nothing_else(spec, pool):
+    def seeds(step: int) -> list[int]:
+        return [request.seed for request in play(spec, pool, step=step)[2].requests]
+
+    assert seeds(1) == seeds(1)
+    assert not set(seeds(1)) & set(seeds(2))
+    assert len(set(seeds(1))) == len(seeds(1))
+
+
+def test_a_single_agent_plays_both_roles(spec, pool):
+    engine = ScriptedEngine(teach_then_solve)
+    tools = Tools(engine, pool, ChatTemplate(), Letters())
+
+    async def play_round():
+        proposals = await propose([Matchup(0, 0)], single_agent(), spec, 1, ProblemBuffer(64), tools)
+        return proposals, await solve(proposals, single_agent(), spec, 1, tools)
+
+    proposals, solutions = asyncio.run(play_round())
+    groups = training_groups(proposals, solutions, cross_evaluate(proposals, solutions, spec), spec)
+    assert {request.member for request in engine.requests} == {0}
+    assert {group.role for group in groups} == {"teacher", "student"}
+
+
+def test_a_program_that_the_buffer_holds_counts_as_seen(spec, pool):
+    def repeat(prompt: str, request: RolloutRequest, number: int) -> str:
+        if "Invent" in prompt:
+            return proposal_text("def f(a):\n    return a  # the identity", "1")
+        return "```output\n1\n```"
+
+    proposals, _, _, _ = play(spec, pool, repeat)
+    assert all(one.seen for one in proposals)
+    fresh, _, _, _ = play(spec, pool)
+    assert not any(one.seen for one in fresh)

@@ -1,0 +1,216 @@
+"""A run in a terminal: progress while it trains, Ctrl-C, and what remains to be said at the end."""
+
+import asyncio
+import signal
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from statistics import fmean
+from types import FrameType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from populora_api import PopulationRun, cluster_only_fields, load_manifest
+from populora_trainer.diagnostics.endpoint import Endpoint
+from populora_trainer.diagnostics.records import StepMetrics
+from populora_trainer.diagnostics.report import load, render
+from populora_trainer.nano.registry import SCHEME, builtin_notice
+from populora_trainer.session import Events, open_session
+from populora_trainer.storage.logs import read_log
+from populora_trainer.storage.run import existing_run
+
+
+def train_in_terminal(
+    path: Path,
+    output: Path | None,
+    overrides: Sequence[str],
+    listen: str | None,
+    from_step: int | None,
+    allow_missing: Collection[str],
+) -> None:
+    """Train what the manifest at `path` describes, and show it.
+
+    Raises:
+        ManifestError: the manifest is wrong or cannot be trained here.
+        PopuloraError: anything else that a user can act on.
+    """
+    console = Console(highlight=False)
+    # The folder is named after the run, which the first reading tells.
+    folder = output or Path("runs") / load_manifest(path, overrides, output="runs").metadata.name
+    manifest = load_manifest(path, overrides, output=folder)
+    steps = manifest.spec.training.steps
+    _introduce(console, manifest, folder)
+    with ExitStack() as stack:
+        stop = stack.enter_context(_interrupts(console))
+        view = stack.enter_context(_View(console, steps))
+        session = stack.enter_context(
+            open_session(
+                manifest, events=Events(view.phase, view.step, stop), from_step=from_step, allow_missing=allow_missing
+            )
+        )
+        if listen is not None:
+            endpoint = stack.enter_context(Endpoint(listen, session.monitor))
+            view.say(f"Serving {endpoint.url}/metrics and {endpoint.url}/status")
+        if session.resumed is not None:
+            view.resume(session.resumed)
+            view.say(f"Continuing {folder} after step {session.resumed} of {steps}")
+        done = asyncio.run(session.train())
+        step = session.trainer.step
+    _conclude(console, folder, steps)
+    if not done:
+        again = " ".join(["populora run", str(path), "--output", str(folder), *(f"--set {one}" for one in overrides)])
+        console.print(f"Stopped after step {step} of {steps}; nothing is lost. Go on with:\n  {again}", soft_wrap=True)
+
+
+def _introduce(console: Console, manifest: PopulationRun, folder: Path) -> None:
+    spec = manifest.spec
+    who = (
+        "a single agent that proposes and solves"
+        if spec.mode == "SingleAgent"
+        else f"{spec.population.teachers} teachers and {spec.population.students} students"
+    )
+    console.print(f"[bold]{manifest.metadata.name}[/bold]: {who} on {spec.base_model.uri}, in {folder}")
+    notice = builtin_notice(spec.base_model.uri) if spec.base_model.uri.startswith(SCHEME) else ""
+    if notice:
+        console.print(notice, style="dim")
+    idle = cluster_only_fields(manifest)
+    if idle:
+        console.print(f"For a cluster only, without effect here: {', '.join(idle)}", style="dim")
+
+
+class _View:
+    """A line for every step, and below them a bar with the phase that is going on."""
+
+    def __init__(self, console: Console, steps: int) -> None:
+        self._console = console
+        self._done = 0
+        self._progress = Progress(
+            TextColumn("step"),
+            MofNCompleteColumn(),
+            BarColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("[dim]{task.description}"),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._progress.add_task("starting", total=steps)
+
+    def __enter__(self) -> "_View":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._progress.stop()
+
+    def say(self, text: str) -> None:
+        self._console.print(text, soft_wrap=True)
+
+    def resume(self, step: int) -> None:
+        self._progress.update(self._task, completed=step)
+
+    def phase(self, name: str) -> None:
+        self._progress.update(self._task, description=name)
+
+    def step(self, metrics: StepMetrics) -> None:
+        """Print what a step brought."""
+        held_out = metrics.get("held_out")
+        if metrics["step"]:
+            if self._done % 20 == 0:
+                self._console.print("  step  solve   valid  teacher student  lines  tok/s  seconds", style="bold")
+            self._done += 1
+            self.say(
+                f"{metrics['step']:>6}  {_share(metrics['solve_rate']['overall'])}  {_share(metrics['valid_rate'])}"
+                f"  {_signed(metrics['reward']['teacher'])}   {_signed(metrics['reward']['student'])}"
+                f"  {_number(metrics['complexity']['loc'])}  {metrics['tokens_per_second'] or 0:>6,.0f}"
+                f"  {metrics['seconds']['total']:>6.1f}"
+            )
+        if held_out is not None:
+            greedy = held_out.get("greedy")
+            self.say(
+                f"        held-out problems: {_share(held_out['solve_rate']['overall']).strip()} sampled"
+                f" (± {_share(held_out.get('stderr')).strip()})"
+                + (f", {_share(greedy['overall']).strip()} greedy" if greedy else "")
+            )
+        self._progress.update(self._task, completed=metrics["step"])
+
+
+def _conclude(console: Console, folder: Path, steps: int) -> None:
+    """Print where the run stands and write its report."""
+    store = existing_run(str(folder))
+    records = [record for record in read_log(store, "metrics") if record["step"]]
+    if not records:
+        return
+    table = Table(title=f"{folder}: {records[-1]['step']} of {steps} steps", title_justify="left", box=None)
+    for heading in ("", "first", "last"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    tenth = max(1, len(records) // 10)
+    first, last = records[:tenth], records[-tenth:]
+    for label, path in (
+        ("solve rate in training", ("solve_rate", "overall")),
+        ("valid proposals", ("valid_rate",)),
+        ("teacher's reward", ("reward", "teacher")),
+        ("student's reward", ("reward", "student")),
+        ("lines of code", ("complexity", "loc")),
+        ("AST depth", ("complexity", "ast_depth")),
+        ("archive coverage", ("coverage",)),
+        ("tokens a second", ("tokens_per_second",)),
+    ):
+        table.add_row(label, _mean_at(first, path), _mean_at(last, path))
+    evaluations = [record for record in read_log(store, "metrics") if "held_out" in record]
+    if len(evaluations) > 1:
+        for label, kind in (("sampled", "solve_rate"), ("greedy", "greedy")):
+            ends = (_mean_at([evaluations[end]], ("held_out", kind, "overall")) for end in (0, -1))
+            table.add_row(f"held-out solve rate, {label}", *ends)
+    console.print(table)
+    store.put("report.html", render(load([folder])).encode())
+    console.print(f"Report: {folder / 'report.html'}", soft_wrap=True)
+
+
+@contextmanager
+def _interrupts(console: Console) -> Iterator[Callable[[], bool]]:
+    """Turn the first SIGINT or SIGTERM into a wish to stop after this step; the second SIGINT ends at once."""
+    asked = False
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        asked = True
+        console.print("Stopping after this step; Ctrl-C again stops now, at the last checkpoint.")
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _at(record: Mapping[str, object], path: Sequence[str]) -> float | None:
+    """Return the number at a path of a metrics object, None where there is none."""
+    value: object = record
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _mean_at(records: Sequence[Mapping[str, object]], path: Sequence[str]) -> str:
+    values = [value for record in records if (value := _at(record, path)) is not None]
+    return f"{fmean(values):,.3f}" if values else "-"
+
+
+def _share(value: float | None) -> str:
+    return "     -" if value is None else f"{100 * value:5.1f}%"
+
+
+def _signed(value: float | None) -> str:
+    return "     -" if value is None else f"{value:+6.3f}"
+
+
+def _number(value: float | None) -> str:
+    return "    -" if value is None else f"{value:5.2f}"

@@ -1,0 +1,279 @@
+"""From a manifest to a trained population: opens the run, builds the trainer, drives it and keeps its records."""
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from populora_api import ManifestError, PopulationRun, Problem, changes, local_refusals, parse_manifest, resolved_yaml
+from populora_trainer.diagnostics.metrics import assemble
+from populora_trainer.diagnostics.prometheus import RunMonitor
+from populora_trainer.diagnostics.records import HeldOutRecord, StepMetrics
+from populora_trainer.evaluation.held_out import Sampling, solve_held_out, summarise
+from populora_trainer.learning.update import Learner, LearnerSettings
+from populora_trainer.loop import Trainer
+from populora_trainer.nano.heldout import load_heldout
+from populora_trainer.observations import member_status
+from populora_trainer.population.lora import LoraPopulation
+from populora_trainer.population.members import Member, founders, single_agent, slots
+from populora_trainer.population.peft_format import AdapterConfig
+from populora_trainer.rollout.base_model import load_base, use_deterministic_algorithms
+from populora_trainer.rollout.transformers_engine import TransformersEngine
+from populora_trainer.sandbox import SandboxPool
+from populora_trainer.selfplay import Tools
+from populora_trainer.storage.checkpoint import CheckpointState, Manifest
+from populora_trainer.storage.logs import read_log
+from populora_trainer.storage.run import Run, open_store
+from populora_trainer.tasks.problem import Problem as TaskProblem
+from populora_trainer.tasks.templates import template_for
+
+
+@dataclass
+class Events:
+    """What a session tells whoever watches it."""
+
+    on_phase: Callable[[str], None] = lambda phase: None
+    on_step: Callable[[StepMetrics], None] = lambda metrics: None
+    stop: Callable[[], bool] = field(default=lambda: False)
+
+
+class Session:
+    """A run that is open in this process.
+
+    Attributes:
+        trainer: the population as it stands.
+        resumed: the step at which an earlier process stopped, or None for a new run.
+        monitor: what `/metrics` and `/status` show.
+    """
+
+    def __init__(self, manifest: PopulationRun, run: Run, trainer: Trainer, events: Events) -> None:
+        self.manifest = manifest
+        self.spec = manifest.spec
+        self.run = run
+        self.trainer = trainer
+        self.events = events
+        self.monitor = RunMonitor(self.spec.training.steps)
+        self.resumed: int | None = None
+        held_out = self.spec.evaluation.held_out
+        self.problems = held_out_problems(held_out.problems)
+        self._committed = 0
+
+    def restore(self, latest: tuple[Manifest, CheckpointState]) -> None:
+        """Go on from a checkpoint."""
+        manifest, state = latest
+        self.trainer.restore(manifest.step, state)
+        self.resumed = self._committed = manifest.step
+        last: StepMetrics | None = None
+        for record in read_log(self.run.store, "metrics"):
+            last = record  # type: ignore[assignment]
+        self.monitor.restore(last, member_status(self.trainer.members))
+
+    async def train(self) -> bool:
+        """Train up to `training.steps` and return whether that was reached; else `events.stop` asked for the end.
+
+        Every step that is due is committed before the next one begins; so is the last one before a stop.
+        """
+        training = self.spec.training
+        self.monitor.enter("Running")
+        if self.resumed is None:
+            await self._begin()
+        while self.trainer.step < training.steps and not self.events.stop():
+            observed = await self.trainer.train_step()
+            step = observed.step
+            last = step == training.steps
+            held_out = await self._evaluate(step) if self._evaluation_due(step) else None
+            metrics = observed.metrics(held_out)
+            for problem in observed.problem_records():
+                self.run.log("problems", problem)
+            for matchup in observed.matchup_records():
+                self.run.log("matchups", matchup)
+            for birth in observed.births:
+                self.run.log("evolution", birth)
+            self.run.log("metrics", metrics)
+            if last or step % training.checkpoint_every_steps == 0:
+                self.events.on_phase("checkpoint")
+                self.commit()
+            self.monitor.record(metrics, member_status(self.trainer.members))
+            self.events.on_step(metrics)
+        if self.trainer.step > self._committed:
+            self.commit()
+        done = self.trainer.step >= training.steps
+        self.monitor.enter("Completed" if done else "Suspended")
+        return done
+
+    def commit(self) -> None:
+        """Make the state after the newest step durable."""
+        self.run.commit(self.trainer.step, self.trainer.state(), keep=self.spec.training.keep_checkpoints)
+        self._committed = self.trainer.step
+
+    async def _begin(self) -> None:
+        """Record the population before its first step: step 0."""
+        held_out = await self._evaluate(0) if self.problems else None
+        if held_out is not None:
+            metrics = assemble(
+                0,
+                seconds={},
+                problems=[],
+                samples=[],
+                ratings={member.name: (member.mu, member.sigma) for member in self.trainer.members},
+                advantage={},
+                coverage=self.trainer.archive.coverage,
+                held_out=held_out,
+            )
+            self.run.log("metrics", metrics)
+            self.events.on_step(metrics)
+        self.commit()
+
+    def _evaluation_due(self, step: int) -> bool:
+        every = self.spec.evaluation.held_out.every_steps
+        return bool(self.problems) and (step == self.spec.training.steps or (every > 0 and step % every == 0))
+
+    async def _evaluate(self, step: int) -> HeldOutRecord:
+        """Let every member that solves try the held-out problems."""
+        self.events.on_phase("held-out evaluation")
+        sampling = Sampling(
+            samples=self.spec.evaluation.held_out.samples,
+            temperature=self.spec.training.temperature,
+            max_tokens=self.spec.training.max_response_tokens,
+            seed=self.spec.population.seed,
+        )
+        # Before the first step all members are equal: one of them speaks for all.
+        solvers = slots(self.trainer.members, "student")[: None if step else 1]
+        results = await solve_held_out(self.problems, solvers, sampling, self.trainer.tools)
+        return summarise(self.problems, {self.trainer.members[slot].name: one for slot, one in results.items()})
+
+
+@contextmanager
+def open_session(
+    manifest: PopulationRun,
+    *,
+    events: Events,
+    from_step: int | None = None,
+    allow_missing: Collection[str] = (),
+) -> Iterator[Session]:
+    """Open the run that a manifest describes; everything is released at the end.
+
+    Args:
+        manifest: with `storage.uri` set to the run's folder.
+        events: who watches.
+        from_step: go back to this checkpoint first.
+        allow_missing: isolation layers that this machine may lack.
+
+    Raises:
+        ManifestError: the manifest needs a part that only a cluster has, or does not fit the run that is there.
+        PopuloraError: the base, the run's folder or the verifier's isolation cannot be had.
+    """
+    refuse(local_refusals(manifest) + _held_out_refusals(manifest))
+    spec = manifest.spec
+    store = open_store(spec.storage.uri, create=True)
+    with (
+        Run.open_or_create(store, resolved_yaml(manifest), check_change=_check_change, from_step=from_step) as run,
+        SandboxPool(
+            timeout_seconds=spec.sandbox.timeout_seconds,
+            memory_mib=spec.sandbox.memory_mib,
+            allow_missing=allow_missing,
+        ) as verifier,
+    ):
+        use_deterministic_algorithms()
+        base = load_base(
+            spec.base_model.uri, spec.base_model.dtype, device="cuda" if torch.cuda.is_available() else "cpu"
+        )
+        members = _members(manifest)
+        population = LoraPopulation(
+            base.model,
+            members=len(members),
+            rank=spec.adapter.rank,
+            alpha=spec.adapter.alpha,
+            target_modules=spec.adapter.target_modules,
+            seed=spec.population.seed,
+        )
+        tools = Tools(
+            engine=TransformersEngine(
+                population,
+                end_ids=base.end_ids,
+                pad_id=base.pad_id,
+                max_prompt_tokens=spec.training.max_prompt_tokens,
+            ),
+            verifier=verifier,
+            template=template_for(base.tokenizer, base.uri),
+            tokenizer=base.tokenizer,
+        )
+        trainer = Trainer(
+            spec,
+            members,
+            population,
+            Learner(population, _learner_settings(manifest, members), pad_id=base.pad_id),
+            tools,
+            AdapterConfig(spec.adapter.rank, spec.adapter.alpha, spec.adapter.target_modules, base.uri),
+            events.on_phase,
+        )
+        session = Session(manifest, run, trainer, events)
+        latest = run.latest()
+        if latest is not None:
+            session.restore(latest)
+        yield session
+
+
+def held_out_problems(per_task: int) -> tuple[TaskProblem, ...]:
+    """Return the first problems of each task type of the embedded base's held-out set."""
+    taken: dict[str, int] = {}
+    chosen = []
+    for problem in load_heldout():
+        if taken.setdefault(problem.task, 0) < per_task:
+            taken[problem.task] += 1
+            chosen.append(problem)
+    return tuple(chosen)
+
+
+def refuse(problems: list[Problem]) -> None:
+    """Raise a ManifestError where there is a problem."""
+    if problems:
+        raise ManifestError(problems)
+
+
+def _members(manifest: PopulationRun) -> tuple[Member, ...]:
+    size = manifest.spec.population
+    return single_agent() if manifest.spec.mode == "SingleAgent" else founders(size.teachers, size.students)
+
+
+def _learner_settings(manifest: PopulationRun, members: tuple[Member, ...]) -> LearnerSettings:
+    training = manifest.spec.training
+    teacher = training.teacher_learning_rate or training.learning_rate
+    return LearnerSettings(
+        learning_rate=[teacher if member.role == "teacher" else training.learning_rate for member in members],
+        warmup_steps=training.warmup_steps,
+        temperature=training.temperature,
+        whitening=training.whitening,
+        clip_ratio=training.clip_ratio,
+        importance_cap=training.importance_sampling_cap,
+        kl_coefficient=training.kl_coefficient,
+        gradient_clip_norm=training.gradient_clip_norm,
+        batch_tokens=training.tokens_per_micro_batch,
+    )
+
+
+def _held_out_refusals(manifest: PopulationRun) -> list[Problem]:
+    """Refuse more held-out problems than there are."""
+    spec = manifest.spec
+    wanted = spec.evaluation.held_out.problems
+    if not wanted:
+        return []
+    available = min(sum(problem.task == task for problem in load_heldout()) for task in spec.tasks.types)
+    if wanted > available:
+        text = f"{wanted} is not allowed: {spec.base_model.uri} has {available} held-out problems of each type"
+        return [Problem("", "spec.evaluation.heldOut.problems", text)]
+    return []
+
+
+def _check_change(stored: str, new: str) -> None:
+    """Raise a ManifestError where a run cannot go on with the manifest that is given now."""
+    before = parse_manifest(stored.encode(), "run.yaml")
+    after = parse_manifest(new.encode(), "the manifest")
+    refuse(
+        [
+            Problem("", change.field, str(change).removeprefix(f"{change.field} "))
+            for change in changes(before, after, local=True)
+            if change.immutable
+        ]
+    )
