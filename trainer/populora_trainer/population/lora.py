@@ -292,9 +292,7 @@ class LoraPopulation:
 
         The route that is open during a forward is opened again for its recomputation, whatever is open by then.
         """
-        self.model.gradient_checkpointing_enable(
-            gradient_checkpointing_kwargs={"use_reentrant": False, "context_fn": self._recompute_contexts}
-        )
+        self.model.activation_checkpointing_enable({"use_reentrant": False, "context_fn": self._recompute_contexts})
 
     def _recompute_contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         return nullcontext(), self._open(self._routing.route)
