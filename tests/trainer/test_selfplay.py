@@ -5,9 +5,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-import yaml
 
-from populora_api import PopulationRun, Spec
+from populora_api import Spec, load_manifest
 from populora_trainer.population.matchmaking import Matchup
 from populora_trainer.population.members import founders, single_agent
 from populora_trainer.rollout.engine import Completion, RolloutRequest
@@ -90,11 +89,16 @@ def pool():
 
 @pytest.fixture
 def spec() -> Spec:
-    manifest = yaml.safe_load((ROOT / "manifests" / "nano-4x4.yaml").read_text())
-    manifest["spec"]["population"] |= {"teachers": 2, "students": 2}
-    manifest["spec"]["tasks"] |= {"types": ["code_o", "code_i"], "problemsPerMatchup": 8}
-    manifest["spec"]["training"] |= {"proposalsPerPrompt": 4, "rolloutsPerProblem": 4, "maxPromptTokens": 4000}
-    return PopulationRun.model_validate(manifest).spec
+    overrides = (
+        "population.teachers=2",
+        "population.students=2",
+        "tasks.types=[code_o, code_i]",
+        "tasks.problemsPerMatchup=8",
+        "training.proposalsPerPrompt=4",
+        "training.rolloutsPerProblem=4",
+        "training.maxPromptTokens=4000",
+    )
+    return load_manifest(ROOT / "manifests" / "nano-4x4.yaml", overrides).spec
 
 
 def proposal_text(program: str, arguments: str) -> str:
