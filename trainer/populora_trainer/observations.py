@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from populora_trainer.diagnostics.complexity import measure
 from populora_trainer.diagnostics.metrics import Sample, assemble, solve_rates
@@ -15,6 +15,7 @@ from populora_trainer.diagnostics.records import (
     MemberStatus,
     ProblemRecord,
     StepMetrics,
+    TaskGame,
 )
 from populora_trainer.learning.update import UpdateMetrics
 from populora_trainer.population.lineage import Record
@@ -23,6 +24,7 @@ from populora_trainer.population.members import Member
 from populora_trainer.population.ratings import Game, win_probability
 from populora_trainer.rollout.engine import Completion
 from populora_trainer.selfplay import Proposal, Rewards, Solution
+from populora_trainer.tasks.problem import TaskType
 
 
 class Stopwatch:
@@ -103,7 +105,7 @@ class Observations:
                 for problem in problems
                 if (problem["teacher"], problem["student"]) == (teacher.name, student.name)
             ]
-            tasks = {}
+            tasks: dict[TaskType, TaskGame] = {}
             for task in dict.fromkeys(problem["task"] for problem in mine):
                 of_task = [problem for problem in mine if problem["task"] == task]
                 valid = [problem for problem in of_task if problem["valid"]]
@@ -175,4 +177,11 @@ def _sample(role: str, completion: Completion, reward: float) -> Sample:
 
 def _complexity(proposal: Proposal) -> ComplexityRecord | None:
     measured = measure(proposal.problem.program) if proposal.problem else None
-    return None if measured is None else ComplexityRecord(**asdict(measured))
+    if measured is None:
+        return None
+    return {
+        "ast_depth": measured.ast_depth,
+        "cyclomatic": measured.cyclomatic,
+        "loc": measured.loc,
+        "variables": measured.variables,
+    }

@@ -167,7 +167,7 @@ async def judge_completions(
                 )
         answers.append(row)
     judged = await tools.verifier.judge(list(cases.values()))
-    kind_of = {key: judgement.kind for key, judgement in zip(cases, judged, strict=True)}
+    kind_of = {key: _answer_kind(judgement) for key, judgement in zip(cases, judged, strict=True)}
     return [
         tuple("malformed" if answer is None else kind_of[problem, answer] for answer in row)
         for problem, row in zip(problems, answers, strict=True)
@@ -243,6 +243,12 @@ def _request(spec: Spec, member: int, prompt_ids: Sequence[int], n: int, seed: i
         max_tokens=spec.training.max_response_tokens,
         temperature=spec.training.temperature,
     )
+
+
+def _answer_kind(judgement: Judgement) -> AnswerKind:
+    kind = judgement.kind
+    assert kind == "correct" or kind == "wrong" or kind == "malformed", f"an answer was judged {kind}"
+    return kind
 
 
 async def _validate(proposals: list[Proposal], spec: Spec, buffer: ProblemBuffer, tools: Tools) -> list[Proposal]:

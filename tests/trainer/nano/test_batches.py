@@ -35,21 +35,17 @@ def test_a_branch_gives_the_same_states_as_the_same_text_alone():
 
 def test_only_answers_weigh_fully_and_no_branch_predicts_its_sibling():
     encoded = encode_document(Document(PREFIX, BRANCHES), LEXER)
-    text = [token for token, index in LEXER.ids.items() for _ in [index]]
-    full = [
-        (text[token], text[target])
-        for token, target, weight in zip(encoded.ids, encoded.targets, encoded.weights, strict=True)
-        if weight == 1
-    ]
+    text = list(LEXER.ids)
+    rows = zip(encoded.ids, encoded.targets, encoded.weights, strict=True)
+    full = [(text[token], text[target]) for token, target, weight in rows if weight == 1]
     assert full == [("<out>", "8"), ("8", "<eos>"), ("<out>", "15"), ("15", "<eos>")]
     ends = [weight for token, weight in zip(encoded.ids, encoded.weights, strict=True) if text[token] == "<eos>"]
     assert ends == [0, 0]
 
 
 def test_a_completion_without_a_question_is_weighed_from_its_first_token():
-    encoded = encode_document(
-        Document("<po>def f(x):\n    return x<new>", (Branch("", "def f(y):\n    return y<in>1<eos>"),)), LEXER
-    )
+    branch = Branch("", "def f(y):\n    return y<in>1<eos>")
+    encoded = encode_document(Document("<po>def f(x):\n    return x<new>", (branch,)), LEXER)
     first = list(encoded.ids).index(LEXER.ids["<new>"])
     assert encoded.weights[first] == 1
     assert encoded.targets[first] == LEXER.ids["def f("]

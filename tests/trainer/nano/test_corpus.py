@@ -1,6 +1,7 @@
 import ast
 import hashlib
 import random
+import re
 from collections import Counter
 
 import pytest
@@ -13,13 +14,14 @@ from populora_trainer.tasks.compact import EOS, SPECIAL_TOKENS, UNKNOWN, Compact
 from populora_trainer.tasks.problem import Problem
 
 TEMPLATE = CompactTemplate()
+SPECIAL = re.compile("|".join(map(re.escape, SPECIAL_TOKENS)))
 DOCUMENTS = chunk(0, 5, 600, heldout_hashes())
 
 
 def programs(document):
     """Every program that occurs anywhere in a document."""
     texts = [document.prefix, *(text for branch in document.branches for text in (branch.question, branch.answer))]
-    pieces = [piece for text in texts for piece in text.replace("<", "\x00<").replace(">", ">\x00").split("\x00")]
+    pieces = [piece for text in texts for piece in SPECIAL.split(text)]
     return [piece for piece in pieces if piece.startswith("def f(")]
 
 

@@ -34,17 +34,13 @@ def test_the_same_seed_writes_the_same_program():
 def test_long_programs_use_nested_loops_branches_and_large_numbers():
     rng = random.Random(0)
     sources = [random_program(rng, 5, 4, wide=True).source for _ in range(60)]
-    nodes = [list(ast.walk(ast.parse(source))) for source in sources]
-    assert any(
-        isinstance(child, ast.For) for one in nodes for node in one if isinstance(node, ast.For) for child in node.body
-    )
-    assert any(isinstance(node, ast.While) for one in nodes for node in one)
-    assert any(isinstance(node, ast.If) and node.orelse for one in nodes for node in one)
-    assert any(
-        isinstance(node, ast.Constant) and isinstance(node.value, int) and node.value > 9
-        for one in nodes
-        for node in one
-    )
+    nodes = [node for source in sources for node in ast.walk(ast.parse(source))]
+    loops = [node for node in nodes if isinstance(node, ast.For)]
+    constants = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, int)]
+    assert any(isinstance(child, ast.For) for loop in loops for child in loop.body)
+    assert any(isinstance(node, ast.While) for node in nodes)
+    assert any(isinstance(node, ast.If) and node.orelse for node in nodes)
+    assert max(constants) > 9
     assert max(source.count("\n") for source in sources) >= 9
     assert MAX_INT == 99
 

@@ -27,7 +27,7 @@ class RunLogs:
         self._waiting: dict[LogName, list[bytes]] = {name: [] for name in LOG_NAMES}
         self._size = {name: _size(store, log_key(name)) for name in LOG_NAMES}
 
-    def append(self, name: LogName, record: Mapping[str, JsonValue]) -> None:
+    def append(self, name: LogName, record: Mapping[str, object]) -> None:
         """Add a record; numbers that JSON does not have (NaN, infinities) become null.
 
         Args:
@@ -93,7 +93,7 @@ def last_record(store: ObjectStore, name: LogName) -> dict[str, JsonValue] | Non
     return None
 
 
-def _line(record: Mapping[str, JsonValue]) -> bytes:
+def _line(record: Mapping[str, object]) -> bytes:
     try:
         text = json.dumps(record, allow_nan=False)
     except ValueError:
@@ -101,7 +101,7 @@ def _line(record: Mapping[str, JsonValue]) -> bytes:
     return text.encode() + b"\n"
 
 
-def _finite(value: JsonValue) -> JsonValue:
+def _finite(value: object) -> object:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

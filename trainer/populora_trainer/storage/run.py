@@ -7,7 +7,6 @@ from types import TracebackType
 from urllib.parse import unquote, urlsplit
 
 from populora_trainer.errors import StorageError
-from populora_trainer.population.members import JsonValue
 from populora_trainer.storage.checkpoint import (
     CheckpointState,
     Manifest,
@@ -84,7 +83,7 @@ class Run:
         """Return the newest checkpoint, or None for a run without one; every byte is checked against its digest."""
         return load_newest(self.store)
 
-    def log(self, name: LogName, record: Mapping[str, JsonValue]) -> None:
+    def log(self, name: LogName, record: Mapping[str, object]) -> None:
         """Add a record, with its `step`, to a log; written by the next `commit` or `logs.flush`."""
         self.logs.append(name, record)
 
