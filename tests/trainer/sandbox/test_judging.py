@@ -1,0 +1,115 @@
+"""The decision logic alone: outcomes of runs are made up here, nothing is executed."""
+
+import pytest
+
+from populora_trainer.sandbox import Case, Judgement, Limits, Verdict
+from populora_trainer.sandbox.judging import Outcome, Run, join, judge, read_record
+
+LIMITS = Limits(max_output_chars=50, max_program_chars=100)
+NONCE = b"12345678"
+RUN = Run("p", ("1", "2"))
+
+
+def decide(case: Case, *outcomes: Outcome) -> tuple[list[Run], Judgement]:
+    steps = judge(case, LIMITS)
+    runs = []
+    try:
+        runs.append(next(steps))
+        for outcome in outcomes:
+            runs.append(steps.send(outcome))
+    except StopIteration as stop:
+        return runs, stop.value
+    raise AssertionError(f"asks for {runs[-1]}")
+
+
+def test_a_problem_is_run_once_on_its_canonical_inputs() -> None:
+    case = Case("1", "code_f", "p", (" 1 ,[ 2 ]", "''"))
+    runs, judgement = decide(case, Outcome(Verdict.VALID, ("3", "4")))
+    assert runs == [Run("p", ("1, [2]", "''"))]
+    assert judgement == Judgement("1", Verdict.VALID, "valid", ("1, [2]", "''"), ("3", "4"))
+
+
+def test_given_outputs_save_the_problem_s_run_and_an_output_answer_needs_none_at_all() -> None:
+    case = Case("1", "code_o", "p", ("1",), answer=" 3 ", outputs=("3",))
+    runs, judgement = decide(case)
+    assert runs == []
+    assert judgement.kind == "correct"
+
+
+def test_only_inputs_and_never_outputs_are_part_of_what_is_run() -> None:
+    case = Case("1", "code_f", "p", ("1",), answer="q", outputs=("'expected'",))
+    runs, _ = decide(case, Outcome(Verdict.VALID, ("2",)))
+    assert runs == [Run("q", ("1",))]
+    assert "expected" not in repr(runs)
+
+
+def test_an_answer_equal_to_the_known_input_is_right_without_a_run() -> None:
+    runs, judgement = decide(Case("1", "code_i", "p", ("[1]",), answer="[ 1 ]", outputs=("3",)))
+    assert runs == []
+    assert judgement.kind == "correct"
+
+
+def test_a_malformed_answer_is_refused_before_the_problem_runs() -> None:
+    runs, judgement = decide(Case("1", "code_i", "p", ("1",), answer="f(1)"))
+    assert runs == []
+    assert (judgement.verdict, judgement.kind) == (Verdict.BAD_LITERAL, "malformed")
+
+
+def test_outputs_that_do_not_match_the_inputs_are_the_caller_s_error() -> None:
+    with pytest.raises(ValueError, match="2 outputs for 1 inputs"):
+        decide(Case("1", "code_o", "p", ("1",), outputs=("1", "2")))
+
+
+def test_the_second_run_takes_the_inputs_backwards() -> None:
+    assert RUN.job_inputs(second=False) == "[(1,), (2,)]"
+    assert RUN.job_inputs(second=True) == "[(2,), (1,)]"
+    assert read_record(NONCE + b"valid\n20\n10", NONCE, RUN, second=True, limits=LIMITS).outputs == ("10", "20")
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        b"",
+        b"valid\n1\n2",
+        b"87654321valid\n1\n2",
+        NONCE,
+        NONCE + b"valid",
+        NONCE + b"valid\n1",
+        NONCE + b"valid\n1\n2\n3",
+        NONCE + b"valid\n1\n 2",
+        NONCE + b"valid\n1\n2\r",
+        NONCE + b"valid\n1\nprint(2)",
+        NONCE + b"valid\n1\n'" + b"a" * 60 + b"'",
+        NONCE + b"valid\n1\n\xff",
+        NONCE + b"correct\n1\n2",
+        NONCE + b"timeout\n",
+        NONCE + b"nondeterministic\n",
+        NONCE + b"Valid\n1\n2",
+        NONCE + b"valid\n1\n[1,2]",
+        NONCE + b"valid\n1\n{2, 1}",
+        NONCE + b"valid\n1\nnan",
+        NONCE + NONCE + b"valid\n1\n2",
+    ],
+)
+def test_a_record_that_is_not_exactly_well_formed_is_a_crash(record: bytes) -> None:
+    outcome = read_record(record, NONCE, RUN, second=False, limits=LIMITS)
+    assert outcome.verdict is Verdict.CRASHED
+    assert outcome.outputs == ()
+
+
+def test_the_second_run_decides() -> None:
+    good = Outcome(Verdict.VALID, ("1",))
+    assert join(good, Outcome(Verdict.VALID, ("1",))) == good
+    assert join(good, Outcome(Verdict.VALID, ("2",))).verdict is Verdict.NONDETERMINISTIC
+    assert join(good, Outcome(Verdict.RUNTIME_ERROR)).verdict is Verdict.NONDETERMINISTIC
+    assert join(good, Outcome(Verdict.UNSERIALISABLE)).verdict is Verdict.NONDETERMINISTIC
+    for verdict in (Verdict.TIMEOUT, Verdict.MEMORY, Verdict.CRASHED):
+        assert join(good, Outcome(verdict)).verdict is verdict
+
+
+@pytest.mark.parametrize("verdict", [v for v in Verdict if v not in (Verdict.VALID, Verdict.CORRECT)])
+def test_an_answer_program_is_malformed_exactly_when_it_was_refused_before_running(verdict: Verdict) -> None:
+    case = Case("1", "code_f", "p", ("1",), answer="q", outputs=("1",))
+    _, judgement = decide(case, Outcome(verdict))
+    refused = {"bad_literal", "input_limit", "syntax_error", "missing_entry", "forbidden_import", "forbidden_name"}
+    assert judgement.kind == ("malformed" if verdict in refused else "wrong")

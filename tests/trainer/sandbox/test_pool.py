@@ -1,0 +1,318 @@
+"""The pool's life: it isolates, recovers, forgets and leaves nothing behind."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from populora_trainer.commands.sandbox import command
+from populora_trainer.errors import PopuloraError, SandboxError
+from populora_trainer.sandbox import Case, Judgement, SandboxPool, Verdict
+
+GOOD = Case("good", "code_o", "def f(x): return x + 1", ("1",))
+LOOP = Case("loop", "code_o", "def f(x):\n    while True: pass", ("1",))
+TRAINER = str(Path(__file__).parents[3] / "trainer")
+
+
+def judge(pool: SandboxPool, *cases: Case) -> list[Judgement]:
+    return asyncio.run(pool.judge(cases))
+
+
+def descendants(pid: int) -> set[int]:
+    children: dict[int, set[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                status = Path(f"/proc/{entry}/stat").read_text().rsplit(")", 1)[1].split()
+            except OSError:
+                continue
+            if status[0] != "Z":
+                children.setdefault(int(status[1]), set()).add(int(entry))
+    found: set[int] = set()
+    todo = [pid]
+    while todo:
+        todo += (new := children.get(todo.pop(), set()) - found)
+        found |= new
+    return found
+
+
+def eventually(condition, seconds: float = 60.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_closed_pool_leaves_no_process_and_no_descriptor_behind() -> None:
+    before, descriptors = descendants(os.getpid()), len(os.listdir("/proc/self/fd"))
+    with SandboxPool(workers=2, timeout_seconds=0.3) as pool:
+        assert len(descendants(os.getpid()) - before) == 4
+        assert [judgement.verdict for judgement in judge(pool, LOOP, GOOD)] == [Verdict.TIMEOUT, Verdict.VALID]
+    assert descendants(os.getpid()) <= before
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_a_pool_closed_while_a_program_runs_kills_it_and_fails_the_judgement() -> None:
+    before = descendants(os.getpid())
+    pool = SandboxPool(workers=1, timeout_seconds=60)
+    failures: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            judge(pool, LOOP)
+        except SandboxError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    assert eventually(lambda: len(descendants(os.getpid()) - before) == 3)
+    pool.close()
+    thread.join()
+    assert descendants(os.getpid()) <= before
+    assert "closed" in str(failures[0])
+    with pytest.raises(SandboxError, match="closed"):
+        judge(pool, GOOD)
+
+
+def test_nothing_survives_a_trainer_that_is_killed() -> None:
+    script = f"""
+import asyncio, sys
+sys.path.insert(0, {TRAINER!r})
+from populora_trainer.sandbox import Case, SandboxPool
+pool = SandboxPool(workers=1, timeout_seconds=600)
+print("ready", flush=True)
+asyncio.run(pool.judge([Case("1", "code_o", "def f(x):\\n    while True: pass", ("1",))]))
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as trainer:
+        assert trainer.stdout is not None
+        assert trainer.stdout.readline() == "ready\n"
+        assert eventually(lambda: len(descendants(trainer.pid)) == 3)
+        processes = descendants(trainer.pid)
+        trainer.kill()
+    assert eventually(lambda: not any(map(alive, processes)))
+
+
+def test_hanging_programs_cost_the_honest_ones_beside_them_no_verdict() -> None:
+    cases = []
+    for index in range(40):
+        cases.append(Case(f"good {index}", "code_o", "def f(x): return x + 1", (str(index),)))
+        if index % 10 == 0:
+            cases.append(Case(f"loop {index}", "code_o", "def f(x):\n    while True: pass", (str(index),)))
+    with SandboxPool(workers=2, timeout_seconds=0.3) as pool:
+        judgements = judge(pool, *cases)
+    assert [judgement.id for judgement in judgements] == [case.id for case in cases]
+    for judgement in judgements:
+        assert judgement.verdict == ("timeout" if judgement.id.startswith("loop") else "valid")
+
+
+def test_a_small_batch_does_not_wait_for_a_large_one_submitted_before_it() -> None:
+    async def race() -> list[str]:
+        order: list[str] = []
+
+        async def named(name: str, cases: list[Case]) -> None:
+            await pool.judge(cases)
+            order.append(name)
+
+        large = [Case(str(index), "code_o", LOOP.program, (str(index),)) for index in range(6)]
+        await asyncio.gather(named("large", large), named("small", [GOOD]))
+        return order
+
+    with SandboxPool(workers=2, timeout_seconds=0.2) as pool:
+        assert asyncio.run(race()) == ["small", "large"]
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_killed_worker_is_replaced_and_its_run_repeated(index: int) -> None:
+    before = descendants(os.getpid())
+    with SandboxPool(workers=1, timeout_seconds=5) as pool:
+        workers = sorted(descendants(os.getpid()) - before)
+        os.kill(workers[index], signal.SIGKILL)
+        assert [judgement.verdict for judgement in judge(pool, GOOD)] == [Verdict.VALID]
+        assert eventually(lambda: not alive(workers[index]))
+        assert len(descendants(os.getpid()) - before) == 2
+
+
+def test_a_cancelled_judgement_leaves_the_pool_usable() -> None:
+    async def cancel() -> list[Judgement]:
+        task = asyncio.create_task(pool.judge([LOOP] * 3 + [GOOD]))
+        await asyncio.sleep(0.1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return await pool.judge([GOOD])
+
+    with SandboxPool(workers=1, timeout_seconds=0.3) as pool:
+        assert [judgement.outputs for judgement in asyncio.run(cancel())] == [("2",)]
+
+
+def test_threads_and_event_loops_share_one_pool() -> None:
+    results: list[tuple[str, ...]] = []
+    with SandboxPool(workers=2, timeout_seconds=5) as pool:
+        threads = [
+            threading.Thread(target=lambda: results.extend(j.outputs for j in judge(pool, GOOD, GOOD)))
+            for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert results == [("2",)] * 8
+
+
+def test_no_case_is_no_judgement() -> None:
+    with SandboxPool(workers=1) as pool:
+        assert judge(pool) == []
+
+
+def test_outputs_longer_than_a_pipe_arrive_whole() -> None:
+    case = Case("1", "code_f", "def f(n): return 'é' * n", tuple(str(4000 + index) for index in range(40)))
+    with SandboxPool(workers=1, timeout_seconds=5) as pool:
+        (judgement,) = judge(pool, case)
+    assert judgement.outputs == tuple(repr("é" * (4000 + index)) for index in range(40))
+
+
+def run_pool(prelude: str, allow_missing: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """Judge three cases in a fresh process that first executes `prelude`."""
+    script = f"""
+import asyncio, ctypes, os, struct, sys
+sys.path.insert(0, {TRAINER!r})
+from populora_trainer.errors import SandboxError
+from populora_trainer.sandbox import Case, SandboxPool
+{prelude}
+fork = {(Path(__file__).parent / "escape.txt").read_text()!r} + "def f(x):\\n    os.fork()\\n    while True: pass"
+try:
+    with SandboxPool(workers=1, timeout_seconds=0.3, allow_missing={allow_missing!r}) as pool:
+        cases = [Case("1", "code_o", "def f(x): return x", ("1",)), Case("2", "code_o", fork, ("1",))]
+        print([str(judgement.verdict) for judgement in asyncio.run(pool.judge(cases))], os.geteuid())
+except SandboxError as error:
+    print("refused:", error)
+"""
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+
+def deny(numbers: tuple[int, ...], errno: int = 38, prctl: int | None = None) -> str:
+    """Python source that makes system calls (or one option of prctl, x86-64 and aarch64) fail from here on."""
+    return f"""
+code = [(0x20, 0, 0, 0)]
+for number in {numbers!r}:
+    code += [(0x15, 0, 1, number), (0x06, 0, 0, 0x50000 | {errno})]
+if {prctl!r} is not None:
+    code += [(0x15, 0, 3, {167 if os.uname().machine == "aarch64" else 157}), (0x20, 0, 0, 16)]
+    code += [(0x15, 0, 1, {prctl!r}), (0x06, 0, 0, 0x50000 | {errno})]
+code += [(0x06, 0, 0, 0x7FFF0000)]
+body = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in code))
+head = ctypes.create_string_buffer(struct.pack("@HP", len(code), ctypes.addressof(body)))
+libc = ctypes.CDLL(None)
+libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
+assert libc.prctl(38, 1, 0, 0, 0) == 0
+assert libc.prctl(22, 2, ctypes.addressof(head), 0, 0) == 0
+"""
+
+
+def test_a_kernel_without_landlock_is_refused_by_name_unless_allowed() -> None:
+    refused = run_pool(deny((444,))).stdout
+    assert refused.startswith("refused: the verifier's isolation lacks landlock")
+    assert "--allow-missing landlock" in refused
+    assert run_pool(deny((444,)), ("landlock",)).stdout.startswith("['valid', 'runtime_error']")
+
+
+def test_a_kernel_without_seccomp_is_refused_and_if_allowed_no_process_outlives_its_run() -> None:
+    refused = run_pool(deny((), prctl=22)).stdout
+    assert refused.startswith("refused: the verifier's isolation lacks seccomp")
+    allowed = run_pool(deny((), prctl=22), ("seccomp",))
+    # The limit of processes still holds for an unprivileged user; whatever started all the same is killed.
+    assert allowed.stdout.startswith("['valid', ")
+
+
+BECOME_NOBODY = """
+if os.geteuid() == 0:
+    # All that is kept is passing through folders, because the interpreter may lie where only root can look.
+    libc, look = ctypes.CDLL(None), 1 << 1 | 1 << 2
+    libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
+    libc.prctl(8, 1, 0, 0, 0)
+    os.setgroups([])
+    os.setresgid(65534, 65534, 65534)
+    os.setresuid(65534, 65534, 65534)
+    assert libc.capset(struct.pack("=Ii", 0x20080522, 0), struct.pack("=6I", look, look, look, 0, 0, 0)) == 0
+    for capability in (1, 2):
+        assert libc.prctl(47, 2, capability, 0, 0) == 0
+"""
+
+
+def test_an_unprivileged_user_gets_the_same_isolation() -> None:
+    done = run_pool(BECOME_NOBODY)
+    assert done.stdout.startswith("['valid', 'runtime_error']"), done
+    assert int(done.stdout.split()[-1]) != 0
+
+
+def invoke(text: str, *options: str):
+    return CliRunner().invoke(command, ["check", "-", "--workers", "1", "--timeout", "0.5", *options], input=text)
+
+
+def test_the_command_prints_one_line_a_case_in_order() -> None:
+    lines = [
+        {"id": "a", "task": "code_o", "program": "def f(x): return x * 2", "input": "3"},
+        {"id": "b", "task": "code_o", "program": "def f(x): return x * 2", "input": "3", "answer": "7"},
+        {"id": "c", "task": "code_i", "program": "def f(x): return x * x", "input": "3", "answer": "-3"},
+        {
+            "id": "d",
+            "task": "code_f",
+            "program": "def f(x): return x",
+            "inputs": ["1", "2"],
+            "answer": "def f(y): return y",
+        },
+        {"id": "e", "task": "code_f", "program": "def f(x): return x", "inputs": ["1", "2"]},
+        {"id": "f", "task": "code_o", "program": "import os", "input": "1"},
+        {"id": "\ud800", "task": "code_o", "program": "def f(x): return chr(0xd800)", "input": "1"},
+    ]
+    result = invoke("\n\n".join(map(json.dumps, lines)))
+    assert result.exit_code == 0
+    out = [json.loads(line) for line in result.output.splitlines()]
+    assert [(line["id"], line["verdict"], line["class"], line.get("output", line.get("outputs"))) for line in out] == [
+        ("a", "valid", "valid", "6"),
+        ("b", "wrong_output", "wrong", "7"),
+        ("c", "correct", "correct", "9"),
+        ("d", "correct", "correct", ["1", "2"]),
+        ("e", "valid", "valid", ["1", "2"]),
+        ("f", "forbidden_import", "invalid", None),
+        ("\ud800", "valid", "valid", "'\\ud800'"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "not JSON"),
+        ("[1]", "a case is a JSON object, this is list"),
+        ('{"id": "1", "task": "code_x", "program": "", "input": ""}', 'task is "code_x", allowed are code_i'),
+        ('{"id": "1", "task": "code_o", "input": ""}', "program must be a string"),
+        ('{"id": 1, "task": "code_o", "program": "", "input": ""}', "id must be a string, this is 1"),
+        ('{"id": "1", "task": "code_o", "program": ""}', "either input"),
+        ('{"id": "1", "task": "code_o", "program": "", "inputs": [1]}', "inputs must be a list of strings"),
+        ('{"id": "1", "task": "code_o", "program": "", "answr": ""}', "unknown field 'answr'"),
+    ],
+)
+def test_a_line_that_is_no_case_is_named_after_the_results_before_it(line: str, message: str) -> None:
+    good = json.dumps({"id": "a", "task": "code_o", "program": "def f(x): return x", "input": "3"})
+    result = invoke(f"{good}\n{line}\n{good}\n")
+    assert isinstance(result.exception, PopuloraError)
+    assert "<stdin>, line 2: " in str(result.exception)
+    assert message in str(result.exception)
+    assert [json.loads(text)["id"] for text in result.output.splitlines()] == ["a"]
