@@ -203,7 +203,7 @@ def test_x7_keeps_by_rank_within_a_row_and_rescales_to_the_l1_norm() -> None:
     first, _ = parents_of(0.0)
     B = first[PATH].B
     kept = torch.zeros_like(B)
-    trials = 2000
+    trials = 1000
     generator = torch.Generator().manual_seed(0)
     for _ in range(trials):
         child = breed("X7", (first, first), generator, {"density": 0.5, "epsilon": 0.4})[PATH]

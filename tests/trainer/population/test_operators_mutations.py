@@ -120,7 +120,7 @@ def test_noise_has_the_size_of_epsilon_times_each_tensors_deviation(id: str, eps
 def test_m3_drops_its_share_of_components_and_keeps_the_others_exactly(
     rank: int, fraction: float, dropped: int
 ) -> None:
-    parent = parent_of(rank=rank)
+    parent = parent_of(rank=rank, outputs=50)
     child = child_of("M3", parent, fraction=fraction)
     before, after = singular_values(parent[PATH]), singular_values(child[PATH])
     left = after[after > 1e-5 * before[0]]
