@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 import torch
 from transformers import (
-    Gemma2Config,
-    Gemma2ForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -39,9 +39,7 @@ ARCHITECTURES = {
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE, tie_word_embeddings=True)),
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE)),
     "mistral with a window": lambda: MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=4)),
-    "gemma2 with capped logits": lambda: Gemma2ForCausalLM(
-        Gemma2Config(**SHAPE, sliding_window=4, final_logit_softcapping=2.0, attn_logit_softcapping=None)
-    ),
+    "granite with scaled logits": lambda: GraniteForCausalLM(GraniteConfig(**SHAPE, logits_scaling=4.0)),
 }
 
 ModelMaker = Callable[..., PreTrainedModel]

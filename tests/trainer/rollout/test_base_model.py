@@ -1,0 +1,98 @@
+"""A base model is loaded by its address, or the user is told in one sentence why not."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from populora_trainer.errors import BaseModelError
+from populora_trainer.rollout.base_model import load_base, use_deterministic_algorithms, weights_digest
+
+
+@pytest.fixture
+def saved_model(tmp_path: Path, make_model: Callable[..., PreTrainedModel]) -> Path:
+    words = Tokenizer(models.WordLevel({f"t{index}": index for index in range(48)}, unk_token="t2"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=words, pad_token="t0", eos_token="t1").save_pretrained(tmp_path)
+    make_model().save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_a_saved_folder_becomes_a_frozen_model_in_the_wanted_dtype(
+    saved_model: Path, make_model: Callable[..., PreTrainedModel]
+) -> None:
+    base = load_base(f"file://{saved_model}", "float32")
+    ids = torch.tensor([[5, 6, 7]])
+    with torch.no_grad():
+        torch.testing.assert_close(base.model(input_ids=ids).logits, make_model()(input_ids=ids).logits)
+    assert not base.model.training
+    assert not any(parameter.requires_grad for parameter in base.model.parameters())
+    assert base.model.config._attn_implementation == "sdpa"
+    assert (base.end_ids, base.pad_id, base.folder, base.revision) == ((1,), 0, saved_model, None)
+    assert load_base(f"file://{saved_model}", "bfloat16").model.dtype == torch.bfloat16
+
+
+def test_the_digest_names_the_weights(saved_model: Path) -> None:
+    base, again = (load_base(f"file://{saved_model}", "float32") for _ in range(2))
+    assert base.digest == again.digest
+    assert load_base(f"file://{saved_model}", "bfloat16").digest != base.digest
+    with torch.no_grad():
+        next(again.model.parameters())[0, 0] += 1
+    assert weights_digest(again.model) != base.digest
+
+
+def test_every_end_token_of_the_generation_configuration_counts(saved_model: Path) -> None:
+    base = load_base(f"file://{saved_model}")
+    base.model.generation_config.eos_token_id = [7, 9]
+    assert base.end_ids == (1, 7, 9)
+
+
+@pytest.mark.parametrize(
+    ("uri", "message"),
+    [
+        ("nano", r"nano is no address of a model; allowed are builtin://nano, .* \(the scheme is missing\)"),
+        ("ftp://host/model", "ftp://host/model is no address of a model"),
+        ("hf://justaname", "hf://justaname is no address of a model"),
+        ("s3://bucket/model", "allowed are builtin://, file:// and hf://"),
+        ("file:///nowhere/at/all", r"has no config\.json"),
+    ],
+)
+def test_an_address_that_is_not_understood_is_one_sentence(uri: str, message: str) -> None:
+    with pytest.raises(BaseModelError, match=message) as caught:
+        load_base(uri)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_that_cannot_be_had_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(BaseModelError, match="hf://Nobody/no-such-model can't be loaded") as caught:
+        load_base("hf://Nobody/no-such-model")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_damaged_folder_is_one_sentence(saved_model: Path) -> None:
+    (saved_model / "model.safetensors").write_bytes(b"not weights")
+    with pytest.raises(BaseModelError, match="can't be loaded"):
+        load_base(f"file://{saved_model}")
+    (saved_model / "config.json").write_text('{"model_type": "no-such-architecture"}')
+    with pytest.raises(BaseModelError, match="can't be loaded"):
+        load_base(f"file://{saved_model}")
+
+
+def test_an_unknown_dtype_is_refused(saved_model: Path) -> None:
+    with pytest.raises(BaseModelError, match="dtype is int8; allowed are bfloat16, float16, float32"):
+        load_base(f"file://{saved_model}", "int8")
+
+
+def test_deterministic_algorithms_are_switched_on_in_one_place() -> None:
+    threads = torch.get_num_threads()
+    try:
+        use_deterministic_algorithms(threads)
+        assert torch.are_deterministic_algorithms_enabled()
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.use_deterministic_algorithms(False)
