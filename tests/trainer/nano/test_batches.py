@@ -1,7 +1,7 @@
 import torch
 
-from populora_trainer.nano.batches import chunk_batches, collate, encode_document
-from populora_trainer.nano.corpus import Branch, Document, chunk
+from populora_trainer.nano.batches import Recipe, chunk_batches, collate, encode_document
+from populora_trainer.nano.corpus import BROAD_MIX, Branch, Document, chunk
 from populora_trainer.nano.model import NanoNet
 from populora_trainer.nano.tokenizer import Lexer
 from populora_trainer.randomness import tensor_generator
@@ -52,7 +52,7 @@ def test_a_completion_without_a_question_is_weighed_from_its_first_token():
 
 
 def test_a_chunk_becomes_batches_under_the_limit_without_losing_a_document():
-    batches = chunk_batches(0, 2, 200, 1500, frozenset())
+    batches = chunk_batches(0, 2, Recipe(200, 1500, BROAD_MIX), frozenset())
     assert sum(map(len, batches)) == 200
     assert all(collate(batch).ids.numel() <= 1500 for batch in batches)
     expected = sorted(tuple(encode_document(one, LEXER).ids) for one in chunk(0, 2, 200, frozenset()))

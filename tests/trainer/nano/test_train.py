@@ -1,14 +1,29 @@
-import copy
+import json
+from dataclasses import replace
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from populora_trainer.nano.batches import chunk_batches, collate
-from populora_trainer.nano.train import Settings, StackedMuon, Trainer, export, orthogonalised, train
+from populora_trainer.nano.batches import Recipe, chunk_batches, collate
+from populora_trainer.nano.corpus import BROAD_MIX
+from populora_trainer.nano.heldout import heldout_hashes
+from populora_trainer.nano.registry import builtin_folder
+from populora_trainer.nano.train import (
+    FALLING,
+    FLAT,
+    SLOPPY,
+    Phase,
+    StackedMuon,
+    Trainer,
+    export,
+    orthogonalised,
+    rate_factor,
+    train,
+)
 from populora_trainer.randomness import tensor_generator
 
-TINY = Settings(steps=6, warmup=2, decay=2, batch_tokens=600, documents=24)
+TINY = Phase("tiny", steps=6, first_chunk=0, mix=BROAD_MIX, warmup=2, decay=2, batch_tokens=600, documents=24)
 
 
 def test_newton_schulz_brings_singular_values_near_one():
@@ -33,44 +48,43 @@ def test_stacked_muon_agrees_with_torch():
 
 
 def test_the_rate_rises_stays_and_falls_to_almost_nothing():
-    trainer = Trainer(Settings(steps=10, warmup=2, decay=4))
-    factors = []
-    for trainer.step in range(10):
-        factors.append(trainer.factor())
+    phase = replace(TINY, steps=10, warmup=2, decay=4)
+    factors = [rate_factor(phase, step) for step in range(10)]
     assert factors == pytest.approx([0.5, 1, 1, 1, 1, 1, 1, 0.75, 0.5, 0.25])
 
 
 def test_training_lowers_the_loss():
-    trainer = Trainer(Settings(steps=30, warmup=5, decay=10))
-    batch = collate(chunk_batches(0, 0, 24, 2000, frozenset())[0])
-    losses = [trainer.update(batch) for _ in range(30)]
+    trainer = Trainer(0)
+    phase = replace(TINY, steps=30, warmup=5, decay=10)
+    batch = collate(chunk_batches(0, 0, Recipe(24, 2000, BROAD_MIX), frozenset())[0])
+    losses = [trainer.update(batch, phase) for _ in range(30)]
     assert losses[-1] < losses[0] / 2
 
 
-def test_a_resumed_run_ends_with_the_same_weights(tmp_path):
-    whole = Trainer(TINY)
-    train(whole, tmp_path / "whole.pt", evaluate_every=0, save_every=100)
-    part = Trainer(TINY)
-    for batch in chunk_batches(TINY.seed, 0, TINY.documents, TINY.batch_tokens, heldout())[:3]:
-        part.update(collate(batch))
-    part.save(tmp_path / "part.pt")
-    resumed = Trainer(TINY)
-    resumed.load(tmp_path / "part.pt")
-    train(resumed, tmp_path / "resumed.pt", evaluate_every=0, save_every=100)
+def test_a_resumed_phase_ends_with_the_same_weights(tmp_path):
+    whole, part, resumed = Trainer(0), Trainer(0), Trainer(0)
+    (tmp_path / "whole").mkdir()
+    train(whole, TINY, tmp_path / "whole")
+    recipe = Recipe(TINY.documents, TINY.batch_tokens, TINY.mix)
+    for batch in chunk_batches(0, 0, recipe, heldout_hashes())[:3]:
+        part.update(collate(batch), TINY)
+    part.save(tmp_path / "tiny.pt")
+    train(resumed, TINY, tmp_path)
     assert resumed.step == whole.step == 6
     for name, tensor in whole.net.state_dict().items():
         torch.testing.assert_close(resumed.net.state_dict()[name], tensor, rtol=0, atol=0)
 
 
-def heldout():
-    from populora_trainer.nano.heldout import heldout_hashes
-
-    return heldout_hashes()
-
-
 def test_an_exported_folder_holds_the_weights_in_bfloat16(tmp_path):
-    net = copy.deepcopy(Trainer(TINY).net)
+    net = Trainer(0).net
     export(net, tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto")
     assert loaded.dtype == torch.bfloat16
     torch.testing.assert_close(loaded.model.embed_tokens.weight, net.embedding.detach().bfloat16(), rtol=0, atol=0)
+
+
+def test_the_shipped_weights_say_which_phases_made_them():
+    for name, phases in (("nano", [FLAT, FALLING]), ("nano-raw", [FLAT, FALLING, SLOPPY])):
+        recorded = json.loads((builtin_folder(name) / "scores.json").read_text())
+        assert [Phase(**{**one, "mix": tuple(one["mix"])}) for one in recorded["phases"]] == phases
+        assert recorded["seed"] == 0

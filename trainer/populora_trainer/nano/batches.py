@@ -1,10 +1,9 @@
 """Documents to training batches: token ids, rotary positions, branch numbers, targets and loss weights."""
 
-import os
-import random
 from collections.abc import Collection, Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from itertools import count
 from multiprocessing import get_context
 
 import numpy as np
@@ -96,33 +95,36 @@ def collate(documents: Sequence[Encoded]) -> Batch:
     )
 
 
-def chunk_batches(
-    seed: int, number: int, documents: int, tokens: int, held_out: Collection[str], sloppy: float = 0.0
-) -> list[list[Encoded]]:
-    """Documents of one chunk, sorted by length into batches of at most `tokens` padded tokens, in shuffled order."""
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What a chunk is made of: its size, its batches, the mix of kinds and the share of sloppy answers."""
+
+    documents: int
+    batch_tokens: int
+    mix: tuple[float, ...]
+    sloppy: float = 0.0
+
+
+def chunk_batches(seed: int, number: int, recipe: Recipe, held_out: Collection[str]) -> list[list[Encoded]]:
+    """Documents of one chunk, by length into batches of at most `batch_tokens` padded tokens, in shuffled order."""
     lexer = Lexer()
-    encoded = [encode_document(document, lexer) for document in chunk(seed, number, documents, held_out, sloppy)]
+    documents = chunk(seed, number, recipe.documents, held_out, recipe.mix, recipe.sloppy)
+    encoded = [encode_document(document, lexer) for document in documents]
     encoded.sort(key=lambda document: len(document.ids))
     batches: list[list[Encoded]] = [[]]
     for document in encoded:
-        if len(document.ids) * (len(batches[-1]) + 1) > tokens:
+        if len(document.ids) * (len(batches[-1]) + 1) > recipe.batch_tokens:
             batches.append([])
         batches[-1].append(document)
-    rng: random.Random = choices(seed, "batch order", number)
-    rng.shuffle(batches)
+    choices(seed, "batch order", number).shuffle(batches)
     return batches
 
 
-def stream(
-    seed: int, first: int, documents: int, tokens: int, held_out: Collection[str], sloppy: float = 0.0
-) -> Generator[Batch]:
+def stream(seed: int, first: int, recipe: Recipe, held_out: Collection[str]) -> Generator[Batch]:
     """Endless batches from chunk `first` on; the next chunk is generated in a second process meanwhile."""
-    arguments = (documents, tokens, frozenset(held_out), sloppy)
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=os.nice, initargs=(15,)) as pool:
-        waiting = [pool.submit(chunk_batches, seed, first, *arguments)]
-        number = first
-        while True:
-            number += 1
-            waiting.append(pool.submit(chunk_batches, seed, number, *arguments))
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        waiting = [pool.submit(chunk_batches, seed, first, recipe, held_out)]
+        for number in count(first + 1):
+            waiting.append(pool.submit(chunk_batches, seed, number, recipe, held_out))
             for batch in waiting.pop(0).result():
                 yield collate(batch)

@@ -41,7 +41,8 @@ SOLVE_SIZES = ((0, 1, 2, 3, 4, 5, 6), (0.12, 0.25, 0.25, 0.17, 0.11, 0.06, 0.04)
 PROPOSE_SIZES = ((0, 1, 2, 3, 4, 5), (0.36, 0.34, 0.17, 0.08, 0.03, 0.02))
 WIDE = 0.15  # share of programs with two-digit constants and longer expressions
 KINDS = ("output", "input", "function", "propose", "propose_function", "drill")
-KIND_WEIGHTS = (0.37, 0.17, 0.20, 0.14, 0.04, 0.08)
+BROAD_MIX = (0.37, 0.17, 0.20, 0.14, 0.04, 0.08)  # while the learning rate is flat
+FINAL_MIX = (0.35, 0.14, 0.26, 0.16, 0.04, 0.05)  # while it falls: more code_f and proposals, which lag behind
 MAX_MESSAGE_WORDS = 4
 SLOPPY_FUNCTION = 0.7  # a sloppy code_f answer is rarer by this factor
 
@@ -105,17 +106,25 @@ def message_of(source: str, rng: random.Random | None = None) -> str:
 class CorpusGenerator:
     """Draws documents; programs whose normalised hash is in `held_out` never occur, not even as references.
 
-    `sloppy` is the share of deliberately careless answers, for the under-elicited variant.
+    `mix` holds the shares of the kinds in `KINDS`; `sloppy` is the share of deliberately careless answers, for the
+    under-elicited variant.
     """
 
-    def __init__(self, rng: random.Random, held_out: Collection[str], sloppy: float = 0.0) -> None:
+    def __init__(
+        self,
+        rng: random.Random,
+        held_out: Collection[str],
+        mix: Sequence[float] = BROAD_MIX,
+        sloppy: float = 0.0,
+    ) -> None:
         self.rng = rng
         self.held_out = held_out
+        self.mix = mix
         self.sloppy = sloppy
 
     def document(self) -> Document:
         """One document of a random kind."""
-        kind = self.rng.choices(KINDS, KIND_WEIGHTS)[0]
+        kind = self.rng.choices(KINDS, self.mix)[0]
         return {
             "output": self.output,
             "input": self.input,
@@ -263,7 +272,14 @@ def _document(pairs: Sequence[tuple[str, str]]) -> Document:
     return Document(prompts[0][:start], branches)
 
 
-def chunk(seed: int, number: int, size: int, held_out: Collection[str], sloppy: float = 0.0) -> list[Document]:
-    """Return `size` documents, a function of (seed, number), the held-out hashes and the share of sloppy answers."""
-    generator = CorpusGenerator(choices(seed, "corpus", number), held_out, sloppy)
+def chunk(
+    seed: int,
+    number: int,
+    size: int,
+    held_out: Collection[str],
+    mix: Sequence[float] = BROAD_MIX,
+    sloppy: float = 0.0,
+) -> list[Document]:
+    """Return `size` documents, a function of the arguments; chunks of different numbers share no draws."""
+    generator = CorpusGenerator(choices(seed, "corpus", number), held_out, mix, sloppy)
     return [generator.document() for _ in range(size)]

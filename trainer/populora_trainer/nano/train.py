@@ -1,23 +1,25 @@
 """Trains the embedded base and its under-elicited variant from nothing: `python -m populora_trainer.nano.train`.
 
-The schedule is a trapezoid: warm-up, a flat part, a linear decay to zero. The flat part does not depend on the number
-of steps, so a run that was cut off there ends with settled weights when it is started again with fewer `--steps` over
-its checkpoints. Every document follows from the seed and its chunk number.
+Two phases make the clean base, one at the full learning rate and one in which it falls to zero; a third, short one
+tunes a copy on careless answers. Every document follows from the seed and its chunk number. The command continues from
+the checkpoints of its phases; whoever stops the first phase early can fall from its checkpoint by a smaller `--flat`.
 """
 
 import argparse
 import json
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from populora_trainer.nano.batches import Batch, stream
+from populora_trainer.nano.batches import Batch, Recipe, stream
+from populora_trainer.nano.corpus import BROAD_MIX, FINAL_MIX
 from populora_trainer.nano.evaluate import score
 from populora_trainer.nano.heldout import heldout_hashes
 from populora_trainer.nano.model import NanoNet, to_qwen2
@@ -25,28 +27,28 @@ from populora_trainer.nano.registry import WEIGHTS
 from populora_trainer.nano.tokenizer import build_tokenizer, save_tokenizer
 from populora_trainer.randomness import tensor_generator
 
-SLOPPY_CHUNK = 1_000_000  # chunks of the under-elicited variant, far from those of pretraining
-
 
 @dataclass(frozen=True)
-class Settings:
-    """One training run; the defaults made the shipped weights."""
+class Phase:
+    """A stretch of training with its own corpus chunks and learning-rate course; the optimizers go on."""
 
-    seed: int = 0
-    steps: int = 5200
-    warmup: int = 50
-    decay: int = 2200  # steps of the linear decay at the end
+    name: str
+    steps: int
+    first_chunk: int  # the phases' chunks do not overlap
+    mix: tuple[float, ...]
+    warmup: int = 0  # steps of the linear rise at the start
+    decay: int = 0  # steps of the linear fall to zero at the end
     matrix_rate: float = 3e-3  # Muon, on the matrices of the blocks
     rate: float = 4e-3  # AdamW, on the embedding, norms and biases
+    sloppy: float = 0.0  # share of careless answers
     batch_tokens: int = 4000
     documents: int = 4096  # per chunk
-    sloppy: float = 0.0  # share of careless answers
-    first_chunk: int = 0
 
 
-CLEAN = Settings()
-RAW = replace(
-    CLEAN, steps=170, warmup=5, decay=170, matrix_rate=1.2e-3, rate=1.6e-3, sloppy=0.4, first_chunk=SLOPPY_CHUNK
+FLAT = Phase("flat", steps=1800, first_chunk=0, mix=BROAD_MIX, warmup=50)
+FALLING = Phase("falling", steps=1400, first_chunk=100_000, mix=FINAL_MIX, decay=1400)
+SLOPPY = Phase(
+    "sloppy", steps=170, first_chunk=200_000, mix=BROAD_MIX, decay=170, matrix_rate=1.2e-3, rate=1.6e-3, sloppy=0.4
 )
 
 
@@ -91,29 +93,21 @@ def orthogonalised(matrices: Tensor) -> Tensor:
 
 
 class Trainer:
-    """The network, its two optimizers and the step count."""
+    """The network, its two optimizers and the number of steps done in the current phase."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self.net = NanoNet(tensor_generator(settings.seed, "initial weights"))
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.net = NanoNet(tensor_generator(seed, "initial weights"))
         matrices = [parameter for parameter in self.net.blocks.parameters() if parameter.ndim == 2]
         chosen = {id(parameter) for parameter in matrices}
         rest = [parameter for parameter in self.net.parameters() if id(parameter) not in chosen]
         self.optimizers: list[torch.optim.Optimizer] = [
-            StackedMuon(matrices, lr=settings.matrix_rate),
-            torch.optim.AdamW(rest, lr=settings.rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
+            StackedMuon(matrices, lr=0.0),
+            torch.optim.AdamW(rest, lr=0.0, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
         ]
-        self.rates = [settings.matrix_rate, settings.rate]
         self.step = 0
 
-    def factor(self) -> float:
-        """Share of the full learning rate at this step."""
-        settings = self.settings
-        rising = (self.step + 1) / settings.warmup if settings.warmup else 1.0
-        falling = (settings.steps - self.step) / settings.decay if settings.decay else 1.0
-        return max(0.0, min(1.0, rising, falling))
-
-    def update(self, batch: Batch) -> float:
+    def update(self, batch: Batch, phase: Phase) -> float:
         """One optimizer step on one batch; returns the weighted mean loss."""
         hidden = self.net(batch.ids, batch.positions, batch.mask)
         kept = batch.weights.flatten() > 0
@@ -123,8 +117,8 @@ class Trainer:
         loss = (losses * weights).sum() / weights.sum()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.net.parameters(), 1.0)
-        factor = self.factor()
-        for optimizer, rate in zip(self.optimizers, self.rates, strict=True):
+        factor = rate_factor(phase, self.step)
+        for optimizer, rate in zip(self.optimizers, (phase.matrix_rate, phase.rate), strict=True):
             for group in optimizer.param_groups:
                 group["lr"] = rate * factor
             optimizer.step()
@@ -146,14 +140,20 @@ class Trainer:
             os.fsync(file.fileno())
         temporary.rename(path)
 
-    def load(self, path: Path, *, optimizers: bool = True) -> None:
-        """Continue from a checkpoint, or start from its weights only."""
+    def load(self, path: Path) -> None:
+        """Continue from a checkpoint."""
         state = torch.load(path, weights_only=True)
         self.net.load_state_dict(state["net"])
-        if optimizers:
-            for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
-                optimizer.load_state_dict(saved)
-            self.step = state["step"]
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        self.step = state["step"]
+
+
+def rate_factor(phase: Phase, step: int) -> float:
+    """Share of the full learning rate at a step of the phase."""
+    rising = (step + 1) / phase.warmup if phase.warmup else 1.0
+    falling = (phase.steps - step) / phase.decay if phase.decay else 1.0
+    return max(0.0, min(1.0, rising, falling))
 
 
 def export(net: NanoNet, folder: Path) -> None:
@@ -163,47 +163,57 @@ def export(net: NanoNet, folder: Path) -> None:
     save_tokenizer(folder)
 
 
-def train(trainer: Trainer, checkpoint: Path, evaluate_every: int, save_every: int) -> None:
-    """Run the remaining steps with a progress line every 50, a checkpoint and a short evaluation now and then."""
-    settings = trainer.settings
-    if trainer.step >= settings.steps:
+def train(trainer: Trainer, phase: Phase, checkpoints: Path, evaluate_every: int = 0, save_every: int = 300) -> None:
+    """Run one phase, or the rest of it where its checkpoint exists, with a progress line every 50 steps."""
+    checkpoint = checkpoints / f"{phase.name}.pt"
+    trainer.step = 0
+    if checkpoint.exists():
+        trainer.load(checkpoint)
+    print(json.dumps(asdict(phase)), f"from step {trainer.step}", flush=True)
+    if trainer.step >= phase.steps:
         return
-    batches = stream(
-        settings.seed,
-        settings.first_chunk,
-        settings.documents,
-        settings.batch_tokens,
-        heldout_hashes(),
-        settings.sloppy,
-    )
+    recipe = Recipe(phase.documents, phase.batch_tokens, phase.mix, phase.sloppy)
+    batches = stream(trainer.seed, phase.first_chunk, recipe, heldout_hashes())
     for _ in range(trainer.step):
-        next(batches)  # a resumed run passes over what it has seen
+        next(batches)  # a resumed phase passes over what it has seen
     started, tokens, losses = time.monotonic(), 0, []
-    while trainer.step < settings.steps:
+    while trainer.step < phase.steps:
         batch = next(batches)
-        losses.append(trainer.update(batch))
+        losses.append(trainer.update(batch, phase))
         tokens += batch.tokens
         if trainer.step % 50 == 0:
             seconds = time.monotonic() - started
             print(
-                f"step {trainer.step}/{settings.steps} loss {sum(losses) / len(losses):.4f} "
+                f"{phase.name} {trainer.step}/{phase.steps} loss {sum(losses) / len(losses):.4f} "
                 f"tokens {tokens / 1e6:.2f}M {tokens / seconds:.0f}/s {seconds:.0f}s",
                 flush=True,
             )
             losses.clear()
-        if trainer.step % save_every == 0 or trainer.step == settings.steps:
+        if trainer.step % save_every == 0 or trainer.step == phase.steps:
             trainer.save(checkpoint)
-        if evaluate_every and trainer.step % evaluate_every == 0 and trainer.step < settings.steps:
+        if evaluate_every and trainer.step % evaluate_every == 0 and trainer.step < phase.steps:
             report(trainer.net, 100, 1)
     batches.close()
 
 
-def report(net: NanoNet, programs: int, samples: int) -> dict[str, object]:
-    """Print and return the scores of the network as it is."""
+def report(net: NanoNet, programs: int, samples: int) -> dict[str, Any]:
+    """Print and return the scores of the network as it would be shipped, in bfloat16 precision."""
     started = time.monotonic()
-    scores = score(to_qwen2(net.state_dict()), build_tokenizer(), programs, samples)
+    model = to_qwen2({name: tensor.bfloat16().float() for name, tensor in net.state_dict().items()})
+    scores = score(model, build_tokenizer(), programs, samples)
     print(json.dumps(scores), f"({time.monotonic() - started:.0f}s)", flush=True)
     return scores
+
+
+def finish(trainer: Trainer, folder: Path, phases: Sequence[Phase]) -> None:
+    """Write the model folder with its scores and the phases that led to it."""
+    export(trainer.net, folder)
+    scores = {
+        "seed": trainer.seed,
+        "phases": [asdict(phase) for phase in phases],
+        "scores": report(trainer.net, 400, 4),
+    }
+    (folder / "scores.json").write_text(json.dumps(scores, indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> None:
@@ -211,36 +221,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--output", type=Path, default=WEIGHTS, help="gets the model folders nano and nano-raw")
     parser.add_argument("--checkpoints", type=Path, default=Path("nano-checkpoints"), help="folder to resume from")
-    parser.add_argument("--seed", type=int, default=CLEAN.seed)
-    parser.add_argument("--steps", type=int, default=CLEAN.steps)
-    parser.add_argument("--decay", type=int, default=CLEAN.decay, help="steps of the linear decay at the end")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--flat", type=int, default=FLAT.steps, help="steps at the full learning rate")
+    parser.add_argument("--falling", type=int, default=FALLING.steps, help="steps of the fall to zero")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--evaluate-every", type=int, default=1300, help="steps between short evaluations, 0 for none")
-    parser.add_argument("--save-every", type=int, default=300, help="steps between checkpoints")
+    parser.add_argument("--evaluate-every", type=int, default=0, help="steps between short evaluations, 0 for none")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     options.checkpoints.mkdir(parents=True, exist_ok=True)
-    clean = replace(CLEAN, seed=options.seed, steps=options.steps, decay=options.decay)
-    start: Path | None = None
-    for name, settings in (("nano", clean), ("nano-raw", replace(RAW, seed=options.seed))):
-        print(name, json.dumps(asdict(settings)), flush=True)
-        trainer, checkpoint = Trainer(settings), options.checkpoints / f"{name}.pt"
-        if checkpoint.exists():
-            trainer.load(checkpoint)
-        elif start is not None:
-            trainer.load(start, optimizers=False)
-        for block in trainer.net.blocks:
-            block.compile(dynamic=True)  # fuses the elementwise work: a fifth more tokens a second
-        train(trainer, checkpoint, options.evaluate_every, options.save_every)
-        export(trainer.net, options.output / name)
-        write_scores(options.output / name, report(trainer.net, 400, 4), settings)
-        start = checkpoint
-
-
-def write_scores(folder: Path, scores: dict[str, object], settings: Settings) -> None:
-    """Put the scores and the settings that led to them beside the weights."""
-    text = json.dumps({"settings": asdict(settings), "scores": scores}, indent=1) + "\n"
-    (folder / "scores.json").write_text(text, encoding="utf-8")
+    phases = [
+        replace(FLAT, steps=options.flat),
+        replace(FALLING, steps=options.falling, decay=options.falling),
+        SLOPPY,
+    ]
+    trainer = Trainer(options.seed)
+    for block in trainer.net.blocks:
+        block.compile(dynamic=True)  # fuses the elementwise work: a fifth more tokens a second
+    for phase in phases[:2]:
+        train(trainer, phase, options.checkpoints, options.evaluate_every)
+    finish(trainer, options.output / "nano", phases[:2])
+    train(trainer, phases[2], options.checkpoints)
+    finish(trainer, options.output / "nano-raw", phases)
 
 
 if __name__ == "__main__":
