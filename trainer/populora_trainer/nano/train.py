@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from populora_trainer.nano.batches import Batch, Recipe, stream
+from populora_trainer.nano.card import model_card
 from populora_trainer.nano.corpus import BROAD_MIX, FINAL_MIX
 from populora_trainer.nano.evaluate import score
 from populora_trainer.nano.heldout import heldout_hashes
@@ -206,14 +207,16 @@ def report(net: NanoNet, programs: int, samples: int) -> dict[str, Any]:
 
 
 def finish(trainer: Trainer, folder: Path, phases: Sequence[Phase]) -> None:
-    """Write the model folder with its scores and the phases that led to it."""
+    """Write the model folder with its scores, the phases that led to it and the card made of both."""
     export(trainer.net, folder)
-    scores = {
+    record = {
         "seed": trainer.seed,
         "phases": [asdict(phase) for phase in phases],
         "scores": report(trainer.net, 400, 4),
     }
-    (folder / "scores.json").write_text(json.dumps(scores, indent=1) + "\n", encoding="utf-8")
+    (folder / "scores.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    parameters = sum(parameter.numel() for parameter in trainer.net.parameters())
+    (folder / "MODEL_CARD.md").write_text(model_card(folder.name, record, parameters), encoding="utf-8")
 
 
 def main() -> None:
