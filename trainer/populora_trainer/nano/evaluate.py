@@ -149,7 +149,7 @@ def proposal_scores(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, verifier: Verifier, count: int, seed: int = 0
 ) -> dict[str, dict[str, float]]:
     """Per type: validity, distinct programs among the valid, lines, and how often the base solves them at T=1."""
-    scores = {}
+    scores: dict[str, dict[str, float]] = {}
     for task in TASK_TYPES:
         parsed = [problem for problem in propose(model, tokenizer, task, count, seed) if problem is not None]
         judged = _judge(verifier, [Case("", task, problem.program, problem.inputs) for problem in parsed])

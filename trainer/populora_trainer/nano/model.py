@@ -45,7 +45,8 @@ class Block(nn.Module):
         )
         x = x + self.output(mixed.transpose(1, 2).reshape(batch, length, HEADS * HEAD_SIZE))
         gate, up = self.gate_up(functional.rms_norm(x, (HIDDEN,), self.mlp_norm, NORM_EPSILON)).chunk(2, dim=-1)
-        return x + self.down(functional.silu(gate) * up)
+        written: Tensor = self.down(functional.silu(gate) * up)
+        return x + written
 
 
 class NanoNet(nn.Module):
@@ -128,7 +129,7 @@ def to_qwen2(state: Mapping[str, Tensor]) -> Qwen2ForCausalLM:
     for layer in range(LAYERS):
         source, prefix = f"blocks.{layer}.", f"model.layers.{layer}."
         for kind in ("weight", "bias"):
-            for name, part in zip("qkv", state[f"{source}qkv.{kind}"].split(sizes), strict=True):
+            for name, part in zip("qkv", torch.split(state[f"{source}qkv.{kind}"], sizes), strict=True):
                 target[f"{prefix}self_attn.{name}_proj.{kind}"] = part
         target[f"{prefix}self_attn.o_proj.weight"] = state[f"{source}output.weight"]
         gate, up = state[f"{source}gate_up.weight"].chunk(2)

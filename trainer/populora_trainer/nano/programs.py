@@ -7,7 +7,7 @@ process. A program is written by a grammar with typed variables; `size` sets how
 import ast
 import hashlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import CodeType
 from typing import Literal
@@ -551,7 +551,7 @@ def _bounded_range(*bounds: int) -> range:
 
 def compile_program(source: str) -> Callable[..., object]:
     """The function `f` of a generated program (trusted source only), made to raise where a loop gets long."""
-    ticks = iter(())
+    ticks: Iterator[int] = iter(())
 
     def start() -> None:
         nonlocal ticks

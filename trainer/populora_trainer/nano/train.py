@@ -73,10 +73,12 @@ class StackedMuon(torch.optim.Optimizer):
             for shape, parameters in shapes.items():
                 updates = []
                 for parameter in parameters:
-                    state = self.state[parameter]
+                    state, gradient = self.state[parameter], parameter.grad
+                    if gradient is None:
+                        raise ValueError("a matrix without a gradient cannot be orthogonalised")
                     buffer = state.setdefault("momentum", torch.zeros_like(parameter))
-                    buffer.lerp_(parameter.grad, 1 - group["momentum"])
-                    updates.append(parameter.grad.lerp(buffer, group["momentum"]))
+                    buffer.lerp_(gradient, 1 - group["momentum"])
+                    updates.append(gradient.lerp(buffer, group["momentum"]))
                 directions = orthogonalised(torch.stack(updates)) * (0.2 * max(shape) ** 0.5)
                 for parameter, direction in zip(parameters, directions, strict=True):
                     parameter.mul_(1 - group["lr"] * group["weight_decay"]).sub_(direction, alpha=group["lr"])
@@ -86,7 +88,7 @@ def orthogonalised(matrices: Tensor) -> Tensor:
     """Push the singular values of stacked matrices (n, rows, columns) towards one by five Newton-Schulz steps."""
     a, b, c = 3.4445, -4.7750, 2.0315
     wide = matrices if matrices.shape[1] <= matrices.shape[2] else matrices.transpose(1, 2)
-    x = wide / wide.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    x: Tensor = wide / wide.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
     for _ in range(5):
         gram = x @ x.transpose(1, 2)
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
@@ -116,7 +118,7 @@ class Trainer:
         losses = functional.cross_entropy(logits, batch.targets.flatten()[kept], reduction="none")
         weights = batch.weights.flatten()[kept]
         loss = (losses * weights).sum() / weights.sum()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.net.parameters(), 1.0)
         factor = rate_factor(phase, self.step)
         for optimizer, rate in zip(self.optimizers, (phase.matrix_rate, phase.rate), strict=True):
