@@ -22,7 +22,7 @@ PROGRAMS = (
     "def f(x):\n    total = 0\n    for i in range(x):\n        total += i * 2\n    return [total, x]\n",
     "def add(a, b):\n    return a + b\ndef f(x):\n    return add(x, 3) % 7\n",
     "def f(x):\n    words = ['a', 'b', 'c'] * x\n    return ''.join(sorted(words))[:20]\n",
-    "def f(x):\n    table = {}\n    for i in range(x):\n        table[i] = i * i\n    return table if x < 5 else len(table)\n",
+    "def f(x):\n    table = {}\n    for i in range(x):\n        table[i] = i * i\n    return table\n",
     "import math\ndef f(x):\n    return math.gcd(x * 12, 18), math.isqrt(x)\n",
 )
 
