@@ -426,7 +426,7 @@ def _phases(run: RunData, *, several: bool) -> Figure:
     for line in run.metrics:
         seconds = line.get("seconds")
         names += [name for name in (seconds if isinstance(seconds, Mapping) else ()) if name not in (*names, "total")]
-    steps = [(number(line, "step"), line) for line in run.metrics if isinstance(line.get("seconds"), Mapping)]
+    steps = [(number(line, "step"), line) for line in run.metrics if number(line, "seconds", "total")]
     series = [
         Series(
             name,

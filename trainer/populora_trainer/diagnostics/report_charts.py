@@ -101,6 +101,8 @@ class _Frame:
         size = max(abs(low), abs(high))
         if high - low < 1e-9 * max(1.0, size):
             low, high = low - max(0.1 * size, 0.1), high + max(0.1 * size, 0.1)
+        if low < 0 <= min(ys):  # what is never negative gets no negative axis
+            low, high = 0.0, high - low
         self.y_ticks = ticks(low, high)
         self.low, self.high = self.y_ticks[0], self.y_ticks[-1]
         self.first, self.last = min(xs), max(xs)
