@@ -58,8 +58,8 @@ class BaseModelSource(Model):
         Matches(rf"{_HF}|{_S3}|{_FILE}|builtin://nano(-raw)?", BASE_MODEL_FORMS),
     ] = Field(
         description=f"Where the weights are: {BASE_MODEL_FORMS}. "
-        "builtin://nano is the model of 1 M parameters that comes with the package; nano-raw is the same model before "
-        "its last tuning, on which reinforcement learning has more to gain."
+        "builtin://nano is the model of 1 M parameters that comes with the package; nano-raw is the same model tuned "
+        "on careless answers, a designed handicap that leaves reinforcement learning more to elicit."
     )
     dtype: Literal["bfloat16", "float16", "float32"] = Field(
         default="bfloat16",
@@ -222,8 +222,8 @@ class Matchmaking(Model):
     )
     weighting: Literal["Variance", "Hard"] = Field(
         default="Variance",
-        description="PFSP's weight of a pair whose student wins with probability x: Variance is x (1 - x), even "
-        "matches first; Hard is (1 - x)^2, strong teachers first. Without effect where strategy is Uniform.",
+        description="PFSP's weight of a pair whose teacher wins with probability x: Variance is x (1 - x), even "
+        "matches first; Hard is (1 - x)^2, strong students first. Without effect where strategy is Uniform.",
     )
     games_per: Literal["Matchup", "TaskType", "Problem"] = Field(
         default="TaskType",
