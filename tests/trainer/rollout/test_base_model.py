@@ -1,5 +1,6 @@
 """A base model is loaded by its address, or the user is told in one sentence why not."""
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,9 +8,14 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers.utils import logging
 
 from populora_trainer.errors import BaseModelError
+from populora_trainer.nano.tokenizer import build_tokenizer
+from populora_trainer.population.lora import LoraPopulation
 from populora_trainer.rollout.base_model import load_base, use_deterministic_algorithms, weights_digest
+from populora_trainer.rollout.engine import RolloutRequest
+from populora_trainer.rollout.transformers_engine import TransformersEngine
 
 
 @pytest.fixture
@@ -42,6 +48,21 @@ def test_the_digest_names_the_weights(saved_model: Path) -> None:
     with torch.no_grad():
         next(again.model.parameters())[0, 0] += 1
     assert weights_digest(again.model) != base.digest
+
+
+def test_the_tokenizer_is_the_folders_and_not_its_architectures(saved_model: Path) -> None:
+    ids = load_base(f"file://{saved_model}").tokenizer.encode("t5 t47 t5", add_special_tokens=False)
+    assert ids == [5, 47, 5]
+    embedded = load_base("builtin://nano").tokenizer
+    text = "<po>def f(x):\n    return x + 12<new>"
+    assert embedded.encode(text, add_special_tokens=False) == build_tokenizer().encode(text, add_special_tokens=False)
+    assert embedded.decode(embedded.encode(text, add_special_tokens=False)) == text
+
+
+def test_a_folder_is_loaded_in_silence(saved_model: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    load_base(f"file://{saved_model}")
+    assert capfd.readouterr() == ("", "")
+    assert logging.is_progress_bar_enabled()
 
 
 def test_every_end_token_of_the_generation_configuration_counts(saved_model: Path) -> None:
@@ -81,6 +102,21 @@ def test_a_damaged_folder_is_one_sentence(saved_model: Path) -> None:
     (saved_model / "config.json").write_text('{"model_type": "no-such-architecture"}')
     with pytest.raises(BaseModelError, match="can't be loaded"):
         load_base(f"file://{saved_model}")
+
+
+@pytest.mark.slow
+def test_a_real_pretrained_model_answers_in_its_chat_format(smollm2_folder: Path) -> None:
+    base = load_base(f"file://{smollm2_folder}")
+    population = LoraPopulation(base.model, 2, 8, 16, ("q_proj", "k_proj", "v_proj", "o_proj"), seed=0)
+    engine = TransformersEngine(population, end_ids=base.end_ids, pad_id=base.pad_id, max_prompt_tokens=128)
+    question = [{"role": "user", "content": "What is 2 + 3? Answer with one number."}]
+    text = base.tokenizer.apply_chat_template(question, add_generation_prompt=True, tokenize=False)
+    prompt = tuple(base.tokenizer.encode(text, add_special_tokens=False))
+    requests = [RolloutRequest(member, prompt, 1, 0, 16, 0.0) for member in range(2)]
+    (first,), (second,) = asyncio.run(engine.generate(requests))
+    assert first.token_ids == second.token_ids  # both are still the base
+    assert first.finish_reason == "stop"
+    assert "5" in base.tokenizer.decode(first.token_ids)
 
 
 def test_an_unknown_dtype_is_refused(saved_model: Path) -> None:

@@ -1,15 +1,18 @@
 """Loading a frozen base model by its address, with a digest that names exactly what was loaded."""
 
 import hashlib
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers.utils import logging
 
 from populora_trainer.errors import BaseModelError
 
@@ -67,8 +70,12 @@ def load_base(uri: str, dtype: str = "bfloat16", *, device: torch.device | str =
     source, revision = _source(uri)
     options: dict[str, Any] = {} if revision is None else {"revision": revision}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, **options)
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[dtype], attn_implementation="sdpa", **options)
+        # From the hub, the bars tell how far a download is; from a folder, they flash by.
+        with _no_progress_bars() if isinstance(source, Path) else nullcontext():
+            tokenizer = _tokenizer_class(source).from_pretrained(source, **options)
+            model = AutoModelForCausalLM.from_pretrained(
+                source, dtype=DTYPES[dtype], attn_implementation="sdpa", **options
+            )
     except Exception as error:  # transformers raises OSError, ValueError, KeyError and what its parsers raise
         reason = " ".join(str(error).split())
         raise BaseModelError(f"baseModel.uri: {uri} can't be loaded: {reason[:300]}") from error
@@ -77,6 +84,31 @@ def load_base(uri: str, dtype: str = "bfloat16", *, device: torch.device | str =
     if not base.end_ids:
         raise BaseModelError(f"baseModel.uri: {uri} names no end-of-sequence token; its tokenizer must have one")
     return base
+
+
+def _tokenizer_class(source: Path | str) -> type[AutoTokenizer] | type[PreTrainedTokenizerFast]:
+    """Return what reads a model's tokenizer.
+
+    AutoTokenizer goes by the architecture before it goes by the folder: of a qwen2 model it takes the vocabulary and
+    splits text its own way, so that the embedded base would be asked without its spaces. A folder that says that its
+    tokenizer.json is all there is to its tokenizer is taken at its word.
+    """
+    if isinstance(source, Path) and (source / "tokenizer_config.json").is_file():
+        settings = json.loads((source / "tokenizer_config.json").read_text(encoding="utf-8"))
+        if settings.get("tokenizer_class") in ("TokenizersBackend", "PreTrainedTokenizerFast"):
+            return PreTrainedTokenizerFast
+    return AutoTokenizer
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _source(uri: str) -> tuple[Path | str, str | None]:
