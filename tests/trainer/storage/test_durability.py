@@ -5,12 +5,13 @@ import re
 
 import pytest
 from faults import disk_full, faults, raises
-from toy_run import train
+from toy_run import MANIFEST, first_state, train
 
 from populora_trainer.errors import StorageError
 from populora_trainer.storage.checkpoint import LATEST, intact, load_newest, newest_manifest, steps
 from populora_trainer.storage.local import LocalStore
 from populora_trainer.storage.logs import read_log
+from populora_trainer.storage.run import Run
 
 STEPS = 2
 
@@ -28,7 +29,8 @@ def check_finished(folder, expected):
     """The run ended as the undisturbed one: same LATEST, each step once in the logs, nothing left lying about."""
     store = LocalStore(folder, create=False)
     assert (folder / LATEST).read_bytes() == expected
-    assert steps(store) == [STEPS]
+    # Who is killed while the old checkpoint is collected leaves that to the next commit.
+    assert steps(store) in ([STEPS], [STEPS - 1, STEPS])
     assert all(intact(store, step) for step in steps(store))
     assert [record["step"] for record in read_log(store, "metrics")] == list(range(STEPS + 1))
     assert [(record["step"], record["number"]) for record in read_log(store, "problems")] == [
@@ -120,14 +122,10 @@ def test_a_real_limit_of_the_kernel_on_file_sizes_is_a_sentence_and_loses_no_ste
 
 
 def test_after_a_full_disk_the_same_trainer_can_commit_the_step_again(tmp_path, undisturbed):
-    from toy_run import MANIFEST, first_state
-
-    from populora_trainer.storage.run import Run
-
     store = LocalStore(tmp_path)
     with Run.open_or_create(store, MANIFEST) as run:
         run.log("metrics", {"step": 0})
-        for at in (1, 5, 20):
+        for at in (1, 4, 2):
             with faults(at, disk_full, ("write",)), pytest.raises(StorageError):
                 run.commit(0, first_state())
         run.commit(0, first_state())

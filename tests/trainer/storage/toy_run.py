@@ -86,8 +86,9 @@ def child(request: dict) -> None:
         with open(notes, "a") as file:
             file.write(json.dumps(fact) + "\n")
 
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     if "file_limit" in request:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (request["file_limit"], request["file_limit"]))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (request["file_limit"], hard_limit))
     try:
         with faults(request.get("kill_at"), die, BOUNDARIES) as recorder:
             folder = Path(request["folder"])
@@ -95,7 +96,7 @@ def child(request: dict) -> None:
         note(events=len(recorder.events))
     except StorageError as error:
         if "file_limit" in request:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (hard_limit, hard_limit))
         note(error=str(error))
         os._exit(1)
     os._exit(0)
