@@ -222,8 +222,8 @@ class Matchmaking(Model):
     )
     weighting: Literal["Variance", "Hard"] = Field(
         default="Variance",
-        description="PFSP's weight of a pair whose teacher wins with probability x: Variance is x (1 - x), even "
-        "matches first; Hard is (1 - x)^2, strong students first. Without effect where strategy is Uniform.",
+        description="PFSP's weight of a pair whose student wins with probability x: Variance is x (1 - x), even "
+        "matches first; Hard is (1 - x)^2, strong teachers first. Without effect where strategy is Uniform.",
     )
     games_per: Literal["Matchup", "TaskType", "Problem"] = Field(
         default="TaskType",
