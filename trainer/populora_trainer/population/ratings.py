@@ -65,10 +65,8 @@ def teacher_points(solve_rate: float | None) -> float | None:
 
         1 - rho    where 0 < rho <= 1;    0    where the verifier refused it;    None, no point, where nobody solved it
 
-    So no problem that can't be verified or solved ever raises a teacher. Giving the student a point for unsolved
-    problems as well would let students win nearly every game: in a simulation of ten steps the correlation of their
-    ratings with their true ability fell from 0.7 to 0.1-0.5. Leaving refused proposals out rates teachers up who
-    write many: correlation with their mean reward 0.1 instead of 0.6.
+    So no problem that can't be verified or solved ever raises a teacher. An unsolved one gives the student no point
+    either: students would else win nearly every game against hard teachers, whatever they can do.
     """
     if solve_rate is None:
         return 0.0
