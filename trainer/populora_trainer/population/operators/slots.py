@@ -1,5 +1,6 @@
 """The loop over module slots that all operators share, with its checks."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -39,5 +40,5 @@ def working(tensor: Tensor) -> Tensor:
 def _require_finite(pair: Pair, whose: str, path: str, rule: str) -> None:
     for name, tensor in zip(("lora_A", "lora_B"), pair, strict=True):
         # A norm is not finite if an element isn't; it may overflow where none does, so then the elements decide.
-        if not bool(torch.isfinite(torch.linalg.vector_norm(tensor))) and not bool(torch.isfinite(tensor).all()):
+        if not math.isfinite(torch.linalg.vector_norm(tensor).item()) and not torch.isfinite(tensor).all():
             raise OperatorError(f"{whose}: {path}.{name} holds NaN or infinity; {rule}")
