@@ -175,7 +175,7 @@ def jitter_inputs(parent: Factors, generator: torch.Generator, *, alpha: float =
     def change(pair: Pair) -> Pair:
         A = working(pair.A)
         noise = draws.uniform(tuple(A.shape), generator, A)
-        return Pair(noise.mul_(alpha / A.numel() ** 0.5).add_(A), pair.B.clone())
+        return Pair(torch.add(A, noise, alpha=alpha / A.numel() ** 0.5), pair.B.clone())
 
     return per_slot(change, parent)
 

@@ -1,8 +1,8 @@
 """Singular value decompositions of dW = B A through its factors: the (out, in) matrix is never built.
 
 QR of A^T and B would give dW = Q_B (R_B R_A^T) Q_A^T and leave a (rank, rank) matrix to decompose. Any square root of
-the Gram matrix serves in place of R, so the roots here come from float64 Gram matrices, of which the eigenvectors also
-give the pseudo-inverse that a zero or dependent row needs:
+the Gram matrix serves in place of R, so the roots here come from float64 Gram matrices: by Cholesky, or by eigenvectors
+where zero or dependent rows need a pseudo-inverse:
 
     A A^T = root root^T,   Q_A^T = root^-1 A,   root^T (B^T B) root = V_c diag(s^2) V_c^T
     V^T = (V_c^T root^-1) A,   U diag(s) = B (root V_c)
@@ -52,7 +52,13 @@ class Rows(NamedTuple):
 def rows_of(X: Tensor) -> Rows:
     """Return an orthonormal basis of the rows of X (m, in)."""
     X = X.double()
-    squares, axes = torch.linalg.eigh(X @ X.T)
+    gram = X @ X.T
+    root, failed = torch.linalg.cholesky_ex(gram)
+    diagonal = root.diagonal()
+    if not failed and diagonal.min() > SMALL * diagonal.max():
+        identity = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+        return Rows(root, torch.linalg.solve_triangular(root, identity, upper=False))
+    squares, axes = torch.linalg.eigh(gram)  # dependent rows have no triangular root
     live = squares > SMALL**2 * squares[-1]
     lengths = squares.where(live, 0.0).clamp(min=0).sqrt()
     return Rows(axes * lengths, (axes / lengths.where(live, 1.0) * live).T)
