@@ -1,14 +1,14 @@
 """The tokenizer of the embedded base: a lexer for small Python programs, one token per integer from 0 to 99.
 
 A sum of two small integers is then a table lookup. Printable ASCII is covered character by character, so every
-printable text survives a round trip; anything else becomes `<unk>`.
+printable text survives a round trip; anything else is left out.
 """
 
 import re
 from pathlib import Path
 
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from tokenizers import AddedToken
+from transformers import Qwen2Tokenizer
 
 from populora_trainer.tasks.compact import EOS, PAD, SPECIAL_TOKENS, UNKNOWN
 
@@ -26,6 +26,7 @@ _PIECES = (
     *("continue", "lambda ", "import ", "class ", " + ", " - ", " * ", " // ", " % ", " ** ", " / ", " == ", " != "),
     *(" < ", " > ", " <= ", " >= ", " = ", " += ", " -= ", " *= ", ", ", ": ", "enumerate(", "zip("),
 )
+_BYTE_LEVEL = {" ": "Ġ", "\n": "Ċ", "\t": "ĉ"}  # how byte-level BPE spells what is not printable
 _NEWLINES = tuple("\n" + "    " * depth for depth in range(6))
 _NUMBERS = tuple(str(number) for number in range(10, 100))
 _PRINTABLE = tuple(chr(code) for code in range(32, 127))
@@ -45,22 +46,29 @@ def pattern() -> str:
     )
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
-    """Return the tokenizer as transformers loads it."""
-    ids = {token: index for index, token in enumerate(vocabulary())}
-    tokenizer = Tokenizer(models.WordLevel(ids, unk_token=UNKNOWN))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(pattern()), behavior="isolated")
-    tokenizer.decoder = decoders.Fuse()
-    tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token=PAD,
-        eos_token=EOS,
+def build_tokenizer() -> Qwen2Tokenizer:
+    """Return the tokenizer as transformers loads it.
+
+    AutoTokenizer makes a Qwen2Tokenizer for a Qwen2 model whatever its files say, and that class replaces the model of
+    `tokenizer.json` by byte-level BPE. So the lexer is written in its terms: tokens of several characters are added
+    tokens, which are matched first, leftmost and longest; BPE without merges spells the rest in single characters.
+    """
+    words = vocabulary()
+    vocab = {_BYTE_LEVEL.get(token, token): index for index, token in enumerate(words)}
+    extra = [token for token in SPECIAL_TOKENS if token not in (PAD, EOS, UNKNOWN)]
+    tokenizer = Qwen2Tokenizer(
+        vocab=vocab,
+        merges=[],
         unk_token=UNKNOWN,
-        extra_special_tokens=[token for token in SPECIAL_TOKENS if token not in (PAD, EOS, UNKNOWN)],
+        eos_token=EOS,
+        pad_token=PAD,
+        extra_special_tokens=extra,
         clean_up_tokenization_spaces=False,
         model_max_length=512,
     )
+    several = [token for token in words if len(token) > 1 and token not in SPECIAL_TOKENS]
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in several])
+    return tokenizer
 
 
 def save_tokenizer(folder: Path) -> None:
@@ -77,6 +85,5 @@ class Lexer:
         self._find = re.compile(f"{special}|{pattern()}").findall
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of `text`; unknown characters become the id of `<unk>`."""
-        unknown = self.ids[UNKNOWN]
-        return [self.ids.get(token, unknown) for token in self._find(text)]
+        """Token ids of `text`; characters outside the vocabulary are left out."""
+        return [self.ids[token] for token in self._find(text) if token in self.ids]
