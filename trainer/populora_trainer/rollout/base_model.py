@@ -93,11 +93,12 @@ def _tokenizer_class(source: Path | str) -> type[AutoTokenizer] | type[PreTraine
     splits text its own way, so that the embedded base would be asked without its spaces. A folder that says that its
     tokenizer.json is all there is to its tokenizer is taken at its word.
     """
+    reader: type[AutoTokenizer] | type[PreTrainedTokenizerFast] = AutoTokenizer
     if isinstance(source, Path) and (source / "tokenizer_config.json").is_file():
         settings = json.loads((source / "tokenizer_config.json").read_text(encoding="utf-8"))
         if settings.get("tokenizer_class") in ("TokenizersBackend", "PreTrainedTokenizerFast"):
-            return PreTrainedTokenizerFast
-    return AutoTokenizer
+            reader = PreTrainedTokenizerFast
+    return reader
 
 
 @contextmanager
