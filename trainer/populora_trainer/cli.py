@@ -76,7 +76,7 @@ def main() -> None:
     except Exception as error:
         if debug:
             raise
-        click.echo(f"Error: {type(error).__name__}: {error} (run again with --debug for the traceback)", err=True)
+        click.echo(f"Error: {type(error).__name__}: {error} (`populora --debug ...` shows the traceback)", err=True)
         sys.exit(1)
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import signal
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from statistics import fmean
 from types import FrameType
@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from populora_api import PopulationRun, cluster_only_fields, load_manifest
+from populora_api import PopulationRun, cluster_only_fields
 from populora_trainer.diagnostics.endpoint import Endpoint
 from populora_trainer.diagnostics.records import StepMetrics
 from populora_trainer.diagnostics.report import load, render
@@ -23,31 +23,42 @@ from populora_trainer.storage.run import existing_run
 
 
 def train_in_terminal(
-    path: Path,
-    output: Path | None,
-    overrides: Sequence[str],
-    listen: str | None,
-    from_step: int | None,
-    allow_missing: Collection[str],
-) -> None:
-    """Train what the manifest at `path` describes, and show it.
+    manifest: PopulationRun,
+    folder: Path,
+    again: str,
+    listen: str | None = None,
+    from_step: int | None = None,
+    allow_missing: Collection[str] = (),
+) -> int | None:
+    """Train what a manifest describes, and show it.
+
+    Args:
+        manifest: with `storage.uri` set to the folder.
+        folder: of the run.
+        again: the command that goes on with it, for who stops it.
+        listen: HOST:PORT of the endpoint, or None.
+        from_step: go back to this checkpoint first.
+        allow_missing: isolation layers that this machine may lack.
+
+    Returns:
+        The signal that stopped the run before its last step, None where it is complete.
 
     Raises:
         ManifestError: the manifest is wrong or cannot be trained here.
         PopuloraError: anything else that a user can act on.
     """
     console = Console(highlight=False)
-    # The folder is named after the run, which the first reading tells.
-    folder = output or Path("runs") / load_manifest(path, overrides, output="runs").metadata.name
-    manifest = load_manifest(path, overrides, output=folder)
     steps = manifest.spec.training.steps
     _introduce(console, manifest, folder)
     with ExitStack() as stack:
-        stop = stack.enter_context(_interrupts(console))
+        interrupt = stack.enter_context(_interrupts(console))
         view = stack.enter_context(_View(console, steps))
         session = stack.enter_context(
             open_session(
-                manifest, events=Events(view.phase, view.step, stop), from_step=from_step, allow_missing=allow_missing
+                manifest,
+                events=Events(view.phase, view.step, lambda: interrupt() is not None),
+                from_step=from_step,
+                allow_missing=allow_missing,
             )
         )
         if listen is not None:
@@ -59,9 +70,11 @@ def train_in_terminal(
         done = asyncio.run(session.train())
         step = session.trainer.step
     _conclude(console, folder, steps)
-    if not done:
-        again = " ".join(["populora run", str(path), "--output", str(folder), *(f"--set {one}" for one in overrides)])
-        console.print(f"Stopped after step {step} of {steps}; nothing is lost. Go on with:\n  {again}", soft_wrap=True)
+    if done:
+        return None
+    console.print(f"Stopped after step {step} of {steps}; nothing is lost. Go on with:", soft_wrap=True)
+    console.print(f"  {again}", soft_wrap=True, markup=False)
+    return interrupt()
 
 
 def _introduce(console: Console, manifest: PopulationRun, folder: Path) -> None:
@@ -172,16 +185,21 @@ def _conclude(console: Console, folder: Path, steps: int) -> None:
 
 
 @contextmanager
-def _interrupts(console: Console) -> Iterator[Callable[[], bool]]:
-    """Turn the first SIGINT or SIGTERM into a wish to stop after this step; the second SIGINT ends at once."""
-    asked = False
+def _interrupts(console: Console) -> Iterator[Callable[[], int | None]]:
+    """Turn the first SIGINT or SIGTERM into a wish to stop after this step; a SIGINT after it ends at once.
+
+    Yields who asked: a function that returns the first signal's number, None as long as there was none.
+    """
+    asked: int | None = None
 
     def ask(number: int, frame: FrameType | None) -> None:
         nonlocal asked
-        if asked and number == signal.SIGINT:
+        if asked is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
-        asked = True
-        console.print("Stopping after this step; Ctrl-C again stops now, at the last checkpoint.")
+        asked = asked or number
+        # The signal may have come in the middle of a line to the same stream, which allows no second one inside.
+        with suppress(RuntimeError):
+            console.print("Stopping after this step; Ctrl-C again stops now, at the last checkpoint.")
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

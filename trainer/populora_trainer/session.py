@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 
@@ -23,7 +24,7 @@ from populora_trainer.rollout.transformers_engine import TransformersEngine
 from populora_trainer.sandbox import SandboxPool
 from populora_trainer.selfplay import Tools
 from populora_trainer.storage.checkpoint import CheckpointState, Manifest
-from populora_trainer.storage.logs import read_log
+from populora_trainer.storage.logs import last_record
 from populora_trainer.storage.run import Run, open_store
 from populora_trainer.tasks.problem import Problem as TaskProblem
 from populora_trainer.tasks.templates import template_for
@@ -64,9 +65,7 @@ class Session:
         manifest, state = latest
         self.trainer.restore(manifest.step, state)
         self.resumed = self._committed = manifest.step
-        last: StepMetrics | None = None
-        for record in read_log(self.run.store, "metrics"):
-            last = record  # type: ignore[assignment]
+        last = cast(StepMetrics | None, last_record(self.run.store, "metrics"))
         self.monitor.restore(last, member_status(self.trainer.members))
 
     async def train(self) -> bool:

@@ -1,8 +1,11 @@
 """`populora run`: train the population of a manifest on this machine."""
 
+import shlex
 from pathlib import Path
 
 import click
+
+from populora_api import ManifestError, load_manifest, local_refusals
 
 
 @click.command("run")
@@ -24,8 +27,20 @@ def command(
 ) -> None:
     """Train the population of MANIFEST here; continues where an earlier run stopped.
 
-    Ctrl-C ends the run after the step that is going on; a second one ends it at once, at its last checkpoint.
+    Ctrl-C ends the run after the step that is going on, with exit code 130 (SIGTERM: 143); a second one ends it at
+    once, at its last checkpoint. The same command goes on from there.
     """
+    # The folder is named after the run, which the first reading tells.
+    folder = output or Path("runs") / load_manifest(manifest, overrides, output="runs").metadata.name
+    run = load_manifest(manifest, overrides, output=folder)
+    # A wrong manifest is answered before torch is loaded, which takes seconds.
+    if refusals := local_refusals(run):
+        raise ManifestError(refusals)
     from populora_trainer.progress import train_in_terminal
 
-    train_in_terminal(manifest, output, overrides, listen, from_step, allow_missing)
+    again = ["populora", "run", str(manifest), "--output", str(folder)]
+    given = {"--set": overrides, "--listen": (listen,) if listen else (), "--allow-missing": allow_missing}
+    again += [word for option, values in given.items() for value in values for word in (option, value)]
+    signal = train_in_terminal(run, folder, shlex.join(again), listen, from_step, allow_missing)
+    if signal is not None:
+        click.get_current_context().exit(128 + signal)

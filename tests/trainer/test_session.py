@@ -1,0 +1,294 @@
+"""From a manifest to a trained population on disk: what a run leaves behind, goes on from, and refuses."""
+
+import asyncio
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from scripted import ScriptedEngine
+from transformers import AutoModelForCausalLM
+
+from populora_api import ManifestError, load_manifest
+from populora_trainer import session as sessions
+from populora_trainer.errors import StorageError
+from populora_trainer.nano.heldout import load_heldout
+from populora_trainer.nano.registry import builtin_folder
+from populora_trainer.population.peft_format import read_adapter
+from populora_trainer.session import Events, Session, held_out_problems, open_session
+from populora_trainer.storage.checkpoint import intact, newest_manifest, read_checkpoint, read_manifest, steps
+from populora_trainer.storage.local import LocalStore
+from populora_trainer.storage.logs import read_log
+
+MANIFEST = Path(__file__).with_name("tiny.yaml")
+ALL_TYPES = ("tasks.types=[code_i, code_o, code_f]", "tasks.problemsPerMatchup=6", "training.proposalsPerPrompt=2")
+METRICS = {
+    *("step", "seconds", "solve_rate", "valid_rate", "reward", "entropy", "response_tokens", "complexity"),
+    *("ratings", "tokens_per_second", "advantage"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _restore_torch_settings() -> Iterator[None]:
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    yield
+    torch.use_deterministic_algorithms(deterministic)
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let rollouts be scripted: a run then takes little time, and always has problems worth learning from."""
+    monkeypatch.setattr(sessions, "TransformersEngine", lambda population, **_: ScriptedEngine())
+
+
+def train(
+    folder: Path,
+    *overrides: str,
+    stop: Callable[[Session], bool] = lambda session: False,
+    from_step: int | None = None,
+) -> Session:
+    """Train the tiny manifest in a folder until its end, or until `stop` wants."""
+    manifest = load_manifest(MANIFEST, overrides, output=folder)
+    opened: list[Session] = []
+    events = Events(stop=lambda: stop(opened[0]))
+    with open_session(manifest, events=events, from_step=from_step) as session:
+        opened.append(session)
+        asyncio.run(session.train())
+    return session
+
+
+def digest(folder: Path) -> tuple[int, str]:
+    pointer = json.loads((folder / "LATEST").read_text())
+    return pointer["step"], pointer["sha256"]
+
+
+def log(folder: Path, name: str) -> list[dict]:
+    return list(read_log(LocalStore(folder, create=False), name))  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run with real rollouts: three types, evaluations, evolution, two steps."""
+    folder = tmp_path_factory.mktemp("real") / "run"
+    train(folder, *ALL_TYPES, "evaluation.heldOut.problems=2", "evaluation.heldOut.samples=2")
+    return folder
+
+
+def test_a_run_leaves_its_whole_layout(real: Path) -> None:
+    names = {path.name for path in real.iterdir()}
+    assert names - {".lock"} == {
+        *("run.yaml", "LATEST", "steps", "adapters", "optimizer", "buffer", "archive"),
+        *("metrics.jsonl", "matchups.jsonl", "problems.jsonl", "evolution.jsonl"),
+    }
+    store = LocalStore(real, create=False)
+    assert steps(store) == [0, 1, 2]
+    assert all(intact(store, step) for step in steps(store))
+    assert {path.name for path in (real / "adapters").rglob("*") if path.is_file()} == {
+        *("adapter_config.json", "adapter_model.safetensors")
+    }
+    stored = load_manifest(real / "run.yaml").spec
+    assert (stored.storage.folder, stored.training.steps) == (real, 2)
+
+
+def test_metrics_have_one_line_a_step_with_every_number_in_its_range(real: Path) -> None:
+    before, *lines = log(real, "metrics")
+    assert (before["step"], [line["step"] for line in lines]) == (0, [1, 2])
+    assert [set(line) >= METRICS for line in (before, *lines)] == [True] * 3
+    for line in lines:
+        shares = [line["valid_rate"], line["coverage"], *line["solve_rate"].values()]
+        assert all(share is None or 0 <= share <= 1 for share in shares)
+        assert line["valid_rate"] is not None
+        assert -1 <= line["reward"]["teacher"] <= 1
+        assert line["entropy"] > 0
+        assert 1 <= line["response_tokens"] <= 48
+        assert set(line["complexity"]) == {"ast_depth", "cyclomatic", "loc", "variables"}
+        assert len(line["ratings"]) == 4
+        for rating in line["ratings"].values():
+            assert rating["lcb"] == pytest.approx(rating["mu"] - 3 * rating["sigma"])
+        assert {"matchmaking", "propose", "solve", "evaluate", "update", "total"} <= set(line["seconds"])
+        assert line["seconds"]["total"] == pytest.approx(
+            sum(seconds for phase, seconds in line["seconds"].items() if phase != "total")
+        )
+        tokens = line["tokens"]
+        assert line["tokens_per_second"] == pytest.approx(sum(tokens.values()) / line["seconds"]["total"])
+        assert {"mean", "std", "masked_fraction"} <= set(line["advantage"])
+        # Trainer and engine run the same model, so they agree on what they sampled.
+        if line["learner"]["learned_tokens"]:
+            assert line["learner"]["mismatch_mean"] < 0.05
+            assert math.isfinite(line["learner"]["loss"])
+
+
+def test_the_other_logs_agree_with_the_metrics(real: Path) -> None:
+    for line in log(real, "metrics")[1:]:
+        problems = [one for one in log(real, "problems") if one["step"] == line["step"]]
+        matchups = [one for one in log(real, "matchups") if one["step"] == line["step"]]
+        valid = [one for one in problems if one["valid"]]
+        assert (len(problems), len(matchups)) == (12, 2)
+        assert line["valid_rate"] == pytest.approx(len(valid) / len(problems))
+        assert sum(task["proposals"] for one in matchups for task in one["tasks"].values()) == len(problems)
+        assert sum(task["valid"] for one in matchups for task in one["tasks"].values()) == len(valid)
+        assert line["reward"]["teacher"] == pytest.approx(sum(one["reward"] for one in problems) / len(problems))
+        played = {name for one in matchups for name in (one["teacher"], one["student"])}
+        assert played == set(line["ratings"])
+    births = [one for one in log(real, "evolution") if one["event"] == "birth"]
+    assert [one["step"] for one in births] == [2, 2]
+    assert {one["child"] for one in births} < set(log(real, "metrics")[2]["ratings"])
+
+
+def test_held_out_problems_are_tried_before_the_first_step_and_after_the_last(real: Path) -> None:
+    before, first, last = log(real, "metrics")
+    assert "held_out" not in first
+    for line, members in ((before, 1), (last, 2)):
+        held_out = line["held_out"]
+        assert held_out["problems"] == 6
+        assert len(held_out["members"]) == members
+        for rates in (held_out["solve_rate"], held_out["greedy"]):
+            assert set(rates) == {"overall", "code_i", "code_o", "code_f"}
+            assert all(0 <= rate <= 1 for rate in rates.values())
+        assert held_out["stderr"] >= 0
+    assert set(before["held_out"]["members"]) == {"s0"}
+
+
+def test_a_checkpoints_adapters_load_in_peft_on_the_base(real: Path) -> None:
+    store = LocalStore(real, create=False)
+    manifest = read_manifest(store, 2)
+    folder = real / "adapters" / manifest.adapters[0]
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(builtin_folder("nano")), folder)
+    factors, config = read_adapter(folder)
+    assert (config.rank, config.alpha, config.base_model) == (8, 16, "builtin://nano")
+    modules = dict(model.base_model.model.named_modules())
+    assert len(factors) == 6 * 4
+    for path, pair in factors.items():
+        assert torch.equal(modules[path].lora_A["default"].weight.float(), pair.A)
+        assert torch.equal(modules[path].lora_B["default"].weight.float(), pair.B)
+
+
+def test_equal_manifests_make_equal_runs_and_another_seed_another(scripted: None, tmp_path: Path) -> None:
+    for name, seed in (("one", 0), ("same", 0), ("other", 1)):
+        train(tmp_path / name, f"population.seed={seed}")
+    assert digest(tmp_path / "one") == digest(tmp_path / "same")
+    assert digest(tmp_path / "one")[1] != digest(tmp_path / "other")[1]
+    for kind in ("problems", "matchups", "evolution"):
+        assert log(tmp_path / "one", kind) == log(tmp_path / "same", kind)
+
+
+def test_a_run_that_is_given_more_steps_equals_one_that_had_them_from_the_start(scripted: None, tmp_path: Path) -> None:
+    train(tmp_path / "straight", "training.steps=4")
+    first = train(tmp_path / "extended", "training.steps=2")
+    assert (first.resumed, first.trainer.step) == (None, 2)
+    second = train(tmp_path / "extended", "training.steps=4")
+    assert (second.resumed, second.trainer.step) == (2, 4)
+    assert digest(tmp_path / "extended") == digest(tmp_path / "straight")
+    # Stopped between two checkpoints, a run loses nothing either.
+    stopped = train(
+        tmp_path / "stopped",
+        *("training.steps=4", "training.checkpointEverySteps=3"),
+        stop=lambda session: session.trainer.step == 2,
+    )
+    assert stopped.trainer.step == digest(tmp_path / "stopped")[0] == 2
+    train(tmp_path / "stopped", "training.steps=4", "training.checkpointEverySteps=3")
+    assert digest(tmp_path / "stopped") == digest(tmp_path / "straight")
+    assert steps(LocalStore(tmp_path / "stopped")) == [2, 3, 4]
+    for name in ("extended", "stopped"):
+        assert [line["step"] for line in log(tmp_path / name, "metrics")] == [1, 2, 3, 4]
+        for kind in ("problems", "matchups", "evolution"):
+            assert log(tmp_path / name, kind) == log(tmp_path / "straight", kind)
+    # There is nothing left to do for a run that has all of its steps.
+    again = train(tmp_path / "straight", "training.steps=4")
+    assert (again.resumed, again.trainer.step) == (4, 4)
+    assert digest(tmp_path / "straight") == digest(tmp_path / "extended")
+
+
+def test_checkpoints_are_made_when_due_and_old_ones_are_deleted_with_what_only_they_name(
+    scripted: None, tmp_path: Path
+) -> None:
+    train(tmp_path, "training.steps=5", "training.checkpointEverySteps=2", "training.keepCheckpoints=2")
+    store = LocalStore(tmp_path, create=False)
+    assert steps(store) == [4, 5]
+    named = {key for step in (4, 5) for key in read_manifest(store, step).objects()}
+    stored = {key for kind in ("adapters", "optimizer", "buffer", "archive") for key in store.list(f"{kind}/")}
+    assert stored == named
+    assert [line["step"] for line in log(tmp_path, "metrics")] == [1, 2, 3, 4, 5]
+
+
+def test_a_step_can_be_gone_back_to(scripted: None, tmp_path: Path) -> None:
+    train(tmp_path, "training.steps=3")
+    end = digest(tmp_path)
+    session = train(tmp_path, "training.steps=3", from_step=1)
+    assert session.resumed == 1
+    assert digest(tmp_path) == end
+    assert [line["step"] for line in log(tmp_path, "metrics")] == [1, 2, 3]
+
+
+def test_a_single_agent_and_unequal_roles_train_from_their_manifests(scripted: None, tmp_path: Path) -> None:
+    alone = ("mode=SingleAgent", "population.teachers=1", "population.students=1", "rewards.preset=AbsoluteZero")
+    for name, overrides, members in (
+        ("alone", alone, ["a0"]),
+        ("one teacher", ("population.teachers=1", "population.students=3"), ["t0", "s0", "s1", "s2"]),
+        ("one student", ("population.teachers=3", "population.students=1"), ["t0", "t1", "t2", "s0"]),
+    ):
+        folder = tmp_path / name
+        train(folder, *overrides, "training.steps=1")
+        newest = newest_manifest(LocalStore(folder, create=False))
+        assert newest is not None
+        assert [member.name for member in newest.members] == members
+        first, last = (read_checkpoint(LocalStore(folder), read_manifest(LocalStore(folder), at)) for at in (0, 1))
+        (line,) = log(folder, "metrics")
+        assert line["learner"]["updated_members"] >= (1 if name == "alone" else 2)
+        assert len(first.adapters) == len(last.adapters) == len(members)
+
+
+def test_a_runs_identity_cannot_change_and_the_rest_can(scripted: None, tmp_path: Path) -> None:
+    train(tmp_path, "training.steps=1")
+    before = digest(tmp_path)
+    with pytest.raises(ManifestError) as caught:
+        train(tmp_path, "population.seed=7", "adapter.rank=16")
+    assert {problem.field for problem in caught.value.problems} == {"spec.population.seed", "spec.adapter.rank"}
+    assert "spec.population.seed: is immutable: the run has 0, the manifest says 7" in str(caught.value)
+    assert digest(tmp_path) == before
+    train(tmp_path, "training.steps=1", "training.keepCheckpoints=9")
+    assert load_manifest(tmp_path / "run.yaml").spec.training.keep_checkpoints == 9
+    assert digest(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("overrides", "field", "message"),
+    [
+        (["inference.engine=VLLM"], "spec.inference.engine", "VLLM needs vLLM pods"),
+        (["storage.uri=s3://bucket/run"], "spec.storage.uri", "s3://bucket/run needs an object store"),
+        (["baseModel.uri=s3://bucket/base"], "spec.baseModel.uri", "s3://bucket/base needs an object store"),
+        (["evaluation.suites=[mbpp_plus]"], "spec.evaluation.suites", "mbpp_plus need an evaluation Job"),
+        (
+            ["evaluation.heldOut.problems=99999"],
+            "spec.evaluation.heldOut.problems",
+            f"99999 is not allowed: builtin://nano has {len(load_heldout()) // 3} held-out problems of each type",
+        ),
+    ],
+)
+def test_what_this_machine_cannot_do_is_refused_before_anything_is_written(
+    tmp_path: Path, overrides: list[str], field: str, message: str
+) -> None:
+    with pytest.raises(ManifestError) as caught:
+        train(tmp_path / "run", *overrides)
+    (problem,) = caught.value.problems
+    assert problem.field == field
+    assert problem.message.startswith(message)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_holds_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "steps").mkdir()
+    (tmp_path / "steps" / "000003.json").write_text("{}")
+    with pytest.raises(StorageError, match=r"holds checkpoints but no run\.yaml"):
+        train(tmp_path)
+
+
+def test_held_out_problems_are_the_first_of_each_type() -> None:
+    chosen = held_out_problems(3)
+    for task in ("code_i", "code_o", "code_f"):
+        mine = [problem for problem in chosen if problem.task == task]
+        assert mine == [problem for problem in load_heldout() if problem.task == task][:3]
+    assert held_out_problems(0) == ()
