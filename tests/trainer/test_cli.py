@@ -1,0 +1,139 @@
+"""The command line as a shell sees it: what it prints, where, and with which exit code."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from populora_trainer.cli import COMMANDS
+
+TINY = Path(__file__).with_name("tiny.yaml")
+POPULORA = "from populora_trainer.cli import main; main()"
+
+
+def populora(*arguments: str, code: str = POPULORA, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"},
+        timeout=300,
+    )
+
+
+def in_one_process(calls: list[list[str]]) -> list[tuple[int, str, str]]:
+    """Return (exit code, output, errors) of several calls in one process, as every start costs a second."""
+    code = (
+        "import contextlib, io, json, sys\n"
+        "from populora_trainer.cli import main\n"
+        "results = []\n"
+        f"for call in {calls!r}:\n"
+        "    out, err, sys.argv = io.StringIO(), io.StringIO(), ['populora', *call]\n"
+        "    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):\n"
+        "        try:\n"
+        "            main()\n"
+        "        except SystemExit as end:\n"
+        "            results.append((end.code, out.getvalue(), err.getvalue()))\n"
+        "assert 'torch' not in sys.modules, 'torch was imported'\n"
+        "print(json.dumps(results))\n"
+    )
+    done = populora(code=code)
+    assert done.returncode == 0, done.stderr
+    return [tuple(result) for result in json.loads(done.stdout)]
+
+
+def test_help_lists_all_commands_in_the_order_of_use_without_torch() -> None:
+    ((code, output, errors),) = in_one_process([["--help"]])
+    assert (code, errors) == (0, "")
+    listed = re.findall(r"^  ([a-z]+)  +\S", output.partition("Commands:")[2], re.MULTILINE)
+    assert listed == list(COMMANDS) == ["run", "status", "report", "operators", "evolve", "sandbox", "validate", "crd"]
+
+
+def test_every_command_explains_itself_without_torch() -> None:
+    calls = [[command, "--help"] for command in COMMANDS] + [["sandbox", "check", "--help"], ["-h"]]
+    for call, (code, output, errors) in zip(calls, in_one_process(calls), strict=True):
+        assert (code, errors) == (0, ""), call
+        assert output.startswith("Usage: "), call
+        assert " ".join(call[:-1]) in output.splitlines()[0], call
+
+
+def test_usage_errors_say_what_is_wrong_and_exit_with_2() -> None:
+    (unknown, option, missing, none) = in_one_process([["trane"], ["run", "--fast"], ["run"], []])
+    assert unknown[0] == option[0] == missing[0] == none[0] == 2
+    assert "No such command 'trane'" in unknown[2]
+    assert "No such option" in option[2]
+    assert "Missing argument 'MANIFEST'" in missing[2]
+    assert "Commands:" in none[2]
+
+
+def test_the_version_is_the_packages() -> None:
+    ((code, output, _),) = in_one_process([["--version"]])
+    assert (code, output) == (0, f"populora, version {version('populora-operator')}\n")
+
+
+def test_a_wrong_manifest_is_one_sentence_a_problem_and_exit_code_42_before_torch_is_loaded(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.yaml"
+    bad.write_text(TINY.read_text().replace("rank: 8", "rank: 9").replace("steps: 2", "steps: 0"))
+    output = str(tmp_path / "run")
+    wrong, missing, cluster, unknown = in_one_process(
+        [
+            ["run", str(bad), "-o", output],
+            ["run", str(tmp_path / "none.yaml"), "-o", output],
+            ["run", str(TINY), "-o", output, "--set", "inference.engine=VLLM", "--set", "storage.uri=s3://bucket/x"],
+            ["run", str(TINY), "-o", output, "--set", "training.stepz=3"],
+        ]
+    )
+    assert [result[0] for result in (wrong, missing, cluster, unknown)] == [42] * 4
+    assert [result[1] for result in (wrong, missing, cluster, unknown)] == [""] * 4
+    assert re.fullmatch(
+        rf"Error: {bad}:\d+: spec\.adapter\.rank: 9 is not allowed: .*\n{bad}:\d+: spec\.training\.steps: 0 is .*\n",
+        wrong[2],
+    )
+    assert missing[2] == f"Error: {tmp_path / 'none.yaml'}: cannot be read: No such file or directory\n"
+    assert "spec.inference.engine: VLLM needs vLLM pods" in cluster[2]
+    assert "spec.storage.uri: s3://bucket/x needs an object store" in cluster[2]
+    assert "training.stepz" in unknown[2]
+    assert not Path(output).exists()
+
+
+def test_an_error_is_one_sentence_and_debug_adds_where_it_came_from(tmp_path: Path) -> None:
+    plain = populora("status", str(tmp_path))
+    assert (plain.returncode, plain.stdout) == (1, "")
+    assert plain.stderr == f"Error: {tmp_path} is not a run: it has no run.yaml\n"
+    debug = populora("--debug", "status", str(tmp_path))
+    assert debug.returncode == 1
+    assert "Traceback (most recent call last)" in debug.stderr
+    assert debug.stderr.endswith(f"StorageError: {tmp_path} is not a run: it has no run.yaml\n")
+
+
+def test_what_nobody_foresaw_is_a_sentence_too() -> None:
+    failing = (
+        "import populora_trainer.commands.crd as crd\n"
+        "def fail(): raise KeyError('gone')\n"
+        "crd.custom_resource_definition = fail\n"
+    )
+    done = populora("crd", code=failing + POPULORA)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "Error: KeyError: 'gone' (`populora --debug ...` shows the traceback)\n"
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", POPULORA, "crd"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    assert process.wait(timeout=300) == 1
+
+
+@pytest.mark.parametrize("command", list(COMMANDS))
+def test_the_list_of_commands_says_what_each_does(command: str) -> None:
+    assert re.fullmatch(r"[A-Z][^.]*\.", COMMANDS[command])
