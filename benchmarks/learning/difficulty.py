@@ -4,12 +4,11 @@ import json
 import statistics
 from pathlib import Path
 
-from populora_trainer.rollout.base_model import load_base
-
 from populora_api import load_manifest
 from populora_trainer.evaluation.held_out import Sampling, solve_held_out
 from populora_trainer.population.lora import LoraPopulation
 from populora_trainer.randomness import choices
+from populora_trainer.rollout.base_model import load_base
 from populora_trainer.rollout.transformers_engine import TransformersEngine
 from populora_trainer.sandbox import SandboxPool
 from populora_trainer.selfplay import Tools

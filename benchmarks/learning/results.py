@@ -103,14 +103,15 @@ def write_results(outcomes: Sequence[Outcome], folder: Path, minutes: float) -> 
         [
             "# Does it learn?",
             "",
-            f"Written by `make reproduce` (benchmarks/learning) in {minutes:.0f} minutes, runs that were there already not "
-            f"counted: {len(outcomes)} runs of {outcomes[0].steps[-1]['step']} steps, "
-            f"{len(next(iter(by_condition.values())))} seeds a condition, on `builtin://nano-raw`: the embedded base tuned "
-            "on careless answers, a designed handicap that leaves reinforcement learning more to elicit.",
+            f"Written by `make reproduce` (benchmarks/learning) in {minutes:.0f} minutes, runs that were there already "
+            f"not counted: {len(outcomes)} runs of {outcomes[0].steps[-1]['step']} steps, "
+            f"{len(next(iter(by_condition.values())))} seeds a condition, on `builtin://nano-raw`: the embedded base "
+            "tuned on careless answers, a designed handicap that leaves reinforcement learning more to elicit.",
             "",
-            "Every teacher makes as many proposals a step as the single agent, every student as many rollouts, and each "
-            "adapter takes one update. The population as a whole makes four times as many of both, so its archive would "
-            "fill faster even if its teachers were no better. ± is the half width of Student's 95 % interval over seeds.",
+            "Every teacher makes as many proposals a step as the single agent, every student as many rollouts, and "
+            "each adapter takes one update. The population as a whole makes four times as many of both, so its archive "
+            "would fill faster even if its teachers were no better. ± is the half width of Student's 95 % interval over "
+            "seeds.",
             "",
             "![Held-out solve rate, difficulty, complexity and coverage over the steps](results.svg)",
             "",
