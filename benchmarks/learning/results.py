@@ -110,7 +110,7 @@ def write_results(outcomes: Sequence[Outcome], folder: Path, minutes: float) -> 
             "",
             "Every teacher makes as many proposals a step as the single agent, every student as many rollouts, and "
             "each adapter takes one update. The population as a whole makes four times as many of both, so its archive "
-            "would fill faster even if its teachers were no better. ± is the half width of Student's 95 % interval over "
+            "would fill faster even if its teachers were no better. ± is half of Student's 95 % interval over "
             "seeds.",
             "",
             "![Held-out solve rate, difficulty, complexity and coverage over the steps](results.svg)",

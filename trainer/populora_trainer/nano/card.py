@@ -56,7 +56,7 @@ measures them again.
 Integers up to 99, lists and strings up to 8 items, the constructs of `nano/programs.py` (assignments, `if`, `for`,
 `while`, comprehensions, a dozen builtins and methods). Nested loops, two-digit arithmetic, string building and programs
 of 7 to 14 lines are in the corpus and mostly beyond the model: that is the room that teachers have. Text outside
-printable ASCII becomes `<unk>`.
+printable ASCII is left out.
 """
 
 
