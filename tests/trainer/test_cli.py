@@ -103,13 +103,15 @@ def test_a_wrong_manifest_is_one_sentence_a_problem_and_exit_code_42_before_torc
 
 
 def test_an_error_is_one_sentence_and_debug_adds_where_it_came_from(tmp_path: Path) -> None:
-    plain = populora("status", str(tmp_path))
+    cases = tmp_path / "cases.jsonl"
+    cases.write_text("[]\n")
+    plain = populora("sandbox", "check", str(cases))
     assert (plain.returncode, plain.stdout) == (1, "")
-    assert plain.stderr == f"Error: {tmp_path} is not a run: it has no run.yaml\n"
-    debug = populora("--debug", "status", str(tmp_path))
+    assert plain.stderr == f"Error: {cases}, line 1: a case is a JSON object, this is list\n"
+    debug = populora("--debug", "sandbox", "check", str(cases))
     assert debug.returncode == 1
     assert "Traceback (most recent call last)" in debug.stderr
-    assert debug.stderr.endswith(f"StorageError: {tmp_path} is not a run: it has no run.yaml\n")
+    assert debug.stderr.endswith(f"CaseError: {cases}, line 1: a case is a JSON object, this is list\n")
 
 
 def test_what_nobody_foresaw_is_a_sentence_too() -> None:

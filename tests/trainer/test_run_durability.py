@@ -24,6 +24,8 @@ SMALL = ("population.students=1", "training.rolloutsPerProblem=2", "evaluation.h
 STEPS = 2
 PATIENCE_SECONDS = 300
 
+pytestmark = pytest.mark.slow
+
 
 class Process:
     """A `populora run` that goes on in a child of the server."""
@@ -190,7 +192,7 @@ def test_a_run_with_real_rollouts_ends_as_if_it_was_not_killed(server, tmp_path)
 
 
 def test_an_interrupt_stops_after_the_step_and_says_how_to_go_on(server, undisturbed, tmp_path):
-    folder, release = tmp_path / "a run", tmp_path / "release"
+    folder, release = tmp_path / "a [/b] run", tmp_path / "release"
     process = server.start(arguments(folder, steps=1000), pause_at=(1, "propose"), release=str(release))
     process.until((1, "propose"))
     process.signal(signal.SIGINT)
@@ -322,7 +324,7 @@ def test_an_address_that_is_taken_is_a_sentence(server, tmp_path):
 def test_what_a_run_prints_to_a_file_is_plain_lines(undisturbed):
     output = undisturbed[1].output()
     lines = output.splitlines()
-    assert lines[0].startswith("tiny: 2 teachers and 1 students on builtin://nano, in ")
+    assert lines[0] == f"tiny: 2 teachers and 1 students on builtin://nano, in {undisturbed[0]}"
     assert "Loading weights" not in output
     assert not re.search(r"[\x00-\x09\x0b-\x1f]", output)
     assert sum(bool(re.match(r" +[12]  ", line)) for line in lines) == STEPS

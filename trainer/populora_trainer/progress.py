@@ -9,6 +9,7 @@ from statistics import fmean
 from types import FrameType
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -84,13 +85,14 @@ def _introduce(console: Console, manifest: PopulationRun, folder: Path) -> None:
         if spec.mode == "SingleAgent"
         else f"{spec.population.teachers} teachers and {spec.population.students} students"
     )
-    console.print(f"[bold]{manifest.metadata.name}[/bold]: {who} on {spec.base_model.uri}, in {folder}")
+    where = f"on {spec.base_model.uri}, in {escape(str(folder))}"
+    console.print(f"[bold]{manifest.metadata.name}[/bold]: {who} {where}", soft_wrap=True)
     notice = builtin_notice(spec.base_model.uri) if spec.base_model.uri.startswith(SCHEME) else ""
     if notice:
-        console.print(notice, style="dim")
+        console.print(notice, style="dim", soft_wrap=True)
     idle = cluster_only_fields(manifest)
     if idle:
-        console.print(f"For a cluster only, without effect here: {', '.join(idle)}", style="dim")
+        console.print(f"For a cluster only, without effect here: {', '.join(idle)}", style="dim", soft_wrap=True)
 
 
 class _View:
@@ -121,7 +123,7 @@ class _View:
         self._progress.stop()
 
     def say(self, text: str) -> None:
-        self._console.print(text, soft_wrap=True)
+        self._console.print(text, soft_wrap=True, markup=False)
 
     def resume(self, step: int) -> None:
         self._progress.update(self._task, completed=step)
@@ -158,7 +160,9 @@ def _conclude(console: Console, folder: Path, steps: int) -> None:
     records = [record for record in read_log(store, "metrics") if record["step"]]
     if not records:
         return
-    table = Table(title=f"{folder}: {records[-1]['step']} of {steps} steps", title_justify="left", box=None)
+    table = Table(
+        title=f"{escape(str(folder))}: {records[-1]['step']} of {steps} steps", title_justify="left", box=None
+    )
     for heading in ("", "first", "last"):
         table.add_column(heading, justify="left" if not heading else "right")
     tenth = max(1, len(records) // 10)
@@ -181,7 +185,7 @@ def _conclude(console: Console, folder: Path, steps: int) -> None:
             table.add_row(f"held-out solve rate, {label}", *ends)
     console.print(table)
     store.put("report.html", render(load([folder])).encode())
-    console.print(f"Report: {folder / 'report.html'}", soft_wrap=True)
+    console.print(f"Report: {folder / 'report.html'}", soft_wrap=True, markup=False)
 
 
 @contextmanager
