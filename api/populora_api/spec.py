@@ -366,7 +366,10 @@ class Sandbox(Pods):
         default=None, description="RuntimeClass of the sandbox pods, e.g. gvisor; none means the cluster's default."
     )
     timeout_seconds: float = Field(
-        default=10, gt=0, le=300, description="Seconds of wall time after which one execution is killed."
+        default=10,
+        gt=0,
+        le=300,
+        description="Seconds of processor time after which one execution is killed; three times as much in wall time.",
     )
     memory_mib: int = Field(
         default=512, ge=32, le=65_536, alias="memoryMiB", description="Memory of one execution, in MiB (2^20 bytes)."
