@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from populora_trainer.nano.corpus import BROAD_MIX, FINAL_MIX, CorpusGenerator, chunk, message_of
+from populora_trainer.nano.corpus import BROAD_MIX, FINAL_MIX, IDENTITY, CorpusGenerator, Document, chunk, message_of
 from populora_trainer.nano.heldout import heldout_hashes
 from populora_trainer.nano.programs import normalised_hash
 from populora_trainer.nano.tokenizer import HINT_WORDS, Lexer
@@ -49,7 +49,17 @@ def test_the_corpus_is_the_one_behind_the_shipped_weights(mix, digest):
 def test_no_held_out_program_occurs_in_any_place():
     found = [normalised_hash(program) for document in DOCUMENTS for program in programs(document)]
     assert len(found) > 500
-    assert not heldout_hashes() & set(found)
+    assert heldout_hashes() & set(found) <= {normalised_hash(IDENTITY)}
+
+
+def test_the_identity_program_is_held_out_and_occurs_only_as_what_a_proposal_starts_from():
+    starts = {f"{token}{IDENTITY}<new>" for token in ("<po>", "<pi>", "<pf>")}
+    for document in DOCUMENTS:
+        if any(normalised_hash(program) == normalised_hash(IDENTITY) for program in programs(document)):
+            assert document.prefix in starts
+            assert not any("<out>" in branch.question + branch.answer for branch in document.branches)
+            answers = programs(Document("", document.branches))
+            assert normalised_hash(IDENTITY) not in map(normalised_hash, answers)
 
 
 def test_held_out_programs_would_occur_if_they_were_not_rejected():

@@ -55,9 +55,9 @@ def test_the_rate_rises_stays_and_falls_to_almost_nothing():
 
 def test_training_lowers_the_loss():
     trainer = Trainer(0)
-    phase = replace(TINY, steps=30, warmup=5, decay=10)
-    batch = collate(chunk_batches(0, 0, Recipe(24, 2000, BROAD_MIX), frozenset())[0])
-    losses = [trainer.update(batch, phase) for _ in range(30)]
+    phase = replace(TINY, steps=12, warmup=2, decay=4)
+    batch = collate(chunk_batches(0, 0, Recipe(8, 800, BROAD_MIX), frozenset())[0])
+    losses = [trainer.update(batch, phase) for _ in range(12)]
     assert losses[-1] < losses[0] / 2
 
 

@@ -10,7 +10,7 @@ from populora_trainer.nano.registry import NOTICES, WEIGHTS, builtin_folder
 from populora_trainer.nano.tokenizer import build_tokenizer
 from populora_trainer.sandbox import SandboxPool
 
-PROBLEMS = load_heldout()[:240]
+PROBLEMS = load_heldout()[:120]
 
 
 @pytest.fixture(scope="module")
@@ -67,16 +67,17 @@ def test_held_out_problems_are_solved_about_as_often_as_the_card_says(bases, ver
     rates = solve_rates(*bases["nano"], verifier, PROBLEMS, 0)
     for task, claimed in card.items():
         mine = mean([rate for problem, rate in zip(PROBLEMS, rates, strict=True) if problem.task == task])
-        assert mine > claimed - 0.15  # 80 of the 400 programs: three standard errors
+        assert mine > claimed - 0.22  # 40 of the 400 programs: three standard errors
 
 
 def test_the_raw_base_answers_more_carelessly(bases, verifier):
-    clean = mean(solve_rates(*bases["nano"], verifier, PROBLEMS, 2))
-    raw = mean(solve_rates(*bases["nano-raw"], verifier, PROBLEMS, 2))
+    asked = [problem for problem in PROBLEMS if problem.task != "code_f"]
+    clean = mean(solve_rates(*bases["nano"], verifier, asked, 2))
+    raw = mean(solve_rates(*bases["nano-raw"], verifier, asked, 2))
     assert raw < clean - 0.05
 
 
 def test_proposals_are_mostly_valid_and_different(bases, verifier):
-    for task, scores in proposal_scores(*bases["nano"], verifier, 60).items():
+    for task, scores in proposal_scores(*bases["nano"], verifier, 24).items():
         assert scores["valid"] > 0.75, task
         assert scores["distinct"] > 0.8, task

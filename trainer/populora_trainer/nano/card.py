@@ -34,9 +34,11 @@ _BODY = """
 
 ## Scores
 
-Measured on {programs} held-out programs (`nano/heldout.jsonl`, three problems each). Pretraining rejects them by a hash
-that ignores variable names, so none of them was seen even under other names. 320 follow the corpus distribution and 80
-are longer. An answer is right when the sandboxed verifier says so; for code_f on all four inputs, two of them hidden.
+Measured on {programs} programs of the held-out set (`nano/heldout.jsonl`, 400 programs, three problems each), at T=1 with
+{samples} answers a problem. Pretraining rejects these programs by a hash that ignores variable names. One exception: the
+identity program is among them and is also what a tenth of the proposal prompts start from, never with an output. 320
+programs follow the corpus distribution, 80 are longer. An answer is right when the sandboxed verifier says so; for
+code_f on all four inputs, two of them hidden.
 
 | solve rate | code_o | code_i | code_f |
 |---|---|---|---|
@@ -75,6 +77,7 @@ def model_card(name: str, record: dict[str, Any], parameters: int) -> str:
         seed=record["seed"],
         steps=sum(phase["steps"] for phase in phases),
         programs=scores["programs"],
+        samples=scores["samples"],
         rates="\n".join(_row(row.replace("sampled", "T=1"), scores[row]) for row in rows),
         proposals="\n".join(
             _row(label, {task: scores["proposals"][task][key] for task in TASK_TYPES})
