@@ -35,9 +35,10 @@ async def reference_solve_rates(run: Path) -> tuple[float, float]:
     base = load_base(spec.base_model.uri, spec.base_model.dtype)
     population = LoraPopulation(base.model, 1, 1, 1, ("q_proj",), seed=0)  # B = 0: the base itself
     with SandboxPool(timeout_seconds=spec.sandbox.timeout_seconds) as verifier:
-        tools = Tools(
-            TransformersEngine(base, population), verifier, template_for(base.tokenizer, base.uri), base.tokenizer
+        engine = TransformersEngine(
+            population, end_ids=base.end_ids, pad_id=base.pad_id, max_prompt_tokens=spec.training.max_prompt_tokens
         )
+        tools = Tools(engine, verifier, template_for(base.tokenizer, base.uri), base.tokenizer)
         sampling = Sampling(TRIES, 1.0, spec.training.max_response_tokens, seed=0)
         rates = []
         for part in parts:

@@ -175,7 +175,7 @@ def must_hold(outcomes: Sequence[Outcome]) -> list[str]:
 
 def claims(by_condition: dict[str, list[Outcome]]) -> list[str]:
     """Return the paper's claims, each with what the seeds say about it at this scale."""
-    population, single = by_condition["population"], by_condition["single"]
+    population, single, frozen = (by_condition[name] for name in ("population", "single", "frozen"))
     rows = ["| claim | at this scale |", "|---|---|"]
 
     def row(claim: str, values: Sequence[float]) -> None:
@@ -198,6 +198,10 @@ def claims(by_condition: dict[str, list[Outcome]]) -> list[str]:
         row(
             f"Population ends above the single agent in {measure}'s change",
             _differences(population, single, lambda one, measure=measure: one.complexity_change(measure)),
+        )
+        row(
+            f"Population ends above its control with frozen teachers in {measure}'s change",
+            _differences(population, frozen, lambda one, measure=measure: one.complexity_change(measure)),
         )
     row(
         "Population covers more of the archive than the single agent",
