@@ -67,7 +67,10 @@ def train_in_terminal(
             view.say(f"Serving {endpoint.url}/metrics and {endpoint.url}/status")
         if session.resumed is not None:
             view.resume(session.resumed)
-            view.say(f"Continuing {folder} after step {session.resumed} of {steps}")
+            if session.resumed < steps:
+                view.say(f"Continuing {folder} after step {session.resumed} of {steps}")
+            else:
+                view.say(f"{folder} has done its {steps} steps; a larger training.steps would go on")
         done = asyncio.run(session.train())
         step = session.trainer.step
     _conclude(console, folder, steps)
