@@ -42,10 +42,10 @@ test: lint ## every check and every test
 bench: setup ## speed of each part beside its peer, as ratios
 	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
-reproduce: setup ## does it learn? population, baseline and controls over 3 seeds (under 30 minutes); writes docs/results.md
+reproduce: setup ## does it learn? population, baseline and controls over 3 seeds (half an hour on idle cores, expected); writes docs/results.md
 	$(BIN)/python benchmarks/learning/reproduce.py
 
-nano: setup ## train the embedded base models again, from the seed (under an hour)
+nano: setup ## train the embedded base models again, from the seed (about half an hour, expected)
 	$(BIN)/python -m populora_trainer.nano.train
 
 wheel: setup ## build dist/*.whl
