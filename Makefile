@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST ?= $(BIN)/python -m pytest
-CODE := api trainer tests benchmarks
+CODE := api operator trainer tests benchmarks
 
 .PHONY: help setup demo check lint test bench reproduce nano wheel lock clean
 .DEFAULT_GOAL := help
@@ -30,7 +30,7 @@ demo: setup ## train 4 teachers and 4 students on the embedded base, before your
 lint: setup ## format, style, types, import contracts
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
-	$(BIN)/mypy -p populora_api -p populora_trainer
+	$(BIN)/mypy -p populora_api -p populora_operator -p populora_trainer
 	$(BIN)/lint-imports
 
 check: lint ## lint and the fast tests (under two minutes)

@@ -16,9 +16,13 @@ COMMANDS = {
     "operators": "List the evolution operators.",
     "evolve": "Breed a child adapter from one or two parents.",
     "sandbox": "Execute untrusted programs under the verifier's isolation.",
+    "controller": "Reconcile PopulationRuns in a Kubernetes cluster.",
     "validate": "Say what the API server would say to a manifest, offline.",
     "crd": "Print the CustomResourceDefinition of PopulationRun.",
 }
+
+ELSEWHERE = {"controller": "populora_operator.command"}
+"""Modules of commands that are not in `populora_trainer.commands`; named, not imported, as the engine knows no cluster."""
 
 
 class LazyGroup(click.Group):
@@ -29,10 +33,10 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        """Import `populora_trainer.commands.<name>` and return its `command`."""
+        """Import the command's module and return its `command`."""
         if name not in COMMANDS:
             return None
-        command = importlib.import_module(f"populora_trainer.commands.{name}").command
+        command = importlib.import_module(ELSEWHERE.get(name, f"populora_trainer.commands.{name}")).command
         assert isinstance(command, click.Command)
         return command
 
