@@ -66,6 +66,7 @@ BINARIES: dict[str, Binary] = {
         ),
         Binary("helm", "helm", "helm.sh/helm/v4/cmd/helm"),
         Binary("kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok"),
+        Binary("versitygw", "versitygw", "github.com/versity/versitygw/cmd/versitygw"),
     )
 }
 """Every binary, quickest builds first."""
