@@ -20,6 +20,7 @@ from populora_trainer.nano.registry import builtin_folder
 from populora_trainer.population.peft_format import read_adapter
 from populora_trainer.session import Events, Session, held_out_problems, open_session
 from populora_trainer.storage.checkpoint import intact, newest_manifest, read_checkpoint, read_manifest, steps
+from populora_trainer.storage.environment import read_environments
 from populora_trainer.storage.local import LocalStore
 from populora_trainer.storage.logs import read_log
 
@@ -33,8 +34,9 @@ METRICS = {
 
 @pytest.fixture(autouse=True)
 def _restore_torch_settings() -> Iterator[None]:
-    deterministic = torch.are_deterministic_algorithms_enabled()
+    deterministic, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
     yield
+    torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(deterministic)
 
 
@@ -49,12 +51,14 @@ def train(
     *overrides: str,
     stop: Callable[[Session], bool] = lambda session: False,
     from_step: int | None = None,
+    threads: int | None = None,
+    notices: list[str] | None = None,
 ) -> Session:
     """Train the tiny manifest in a folder until its end, or until `stop` wants."""
     manifest = load_manifest(MANIFEST, overrides, output=folder)
     opened: list[Session] = []
-    events = Events(stop=lambda: stop(opened[0]))
-    with open_session(manifest, events=events, from_step=from_step) as session:
+    events = Events(stop=lambda: stop(opened[0]), on_notice=(notices if notices is not None else []).append)
+    with open_session(manifest, events=events, from_step=from_step, threads=threads) as session:
         opened.append(session)
         asyncio.run(session.train())
     return session
@@ -80,7 +84,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_leaves_its_whole_layout(real: Path) -> None:
     names = {path.name for path in real.iterdir()}
     assert names - {".lock"} == {
-        *("run.yaml", "LATEST", "steps", "adapters", "optimizer", "buffer", "archive"),
+        *("run.yaml", "environment.json", "LATEST", "steps", "adapters", "optimizer", "buffer", "archive"),
         *("metrics.jsonl", "matchups.jsonl", "problems.jsonl", "evolution.jsonl"),
     }
     store = LocalStore(real, create=False)
@@ -212,6 +216,50 @@ def test_checkpoints_are_made_when_due_and_old_ones_are_deleted_with_what_only_t
     stored = {key for kind in ("adapters", "optimizer", "buffer", "archive") for key in store.list(f"{kind}/")}
     assert stored == named
     assert [line["step"] for line in log(tmp_path, "metrics")] == [1, 2, 3, 4, 5]
+
+
+def test_a_run_goes_on_with_the_threads_it_began_with(
+    scripted: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    train(tmp_path, "training.steps=1", threads=1)
+    torch.set_num_threads(2)
+    notices: list[str] = []
+    train(tmp_path, "training.steps=2", notices=notices)
+    assert torch.get_num_threads() == 1
+    assert notices == []
+    (entry,) = read_environments(LocalStore(tmp_path))
+    assert (entry.after_step, entry.environment.threads, entry.environment.torch) == (0, 1, torch.__version__)
+
+
+def test_other_threads_that_a_user_asked_for_are_taken_and_said(
+    scripted: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    train(tmp_path, "training.steps=1", threads=2)
+    torch.set_num_threads(1)  # what torch makes of the variable when it is imported
+    notices: list[str] = []
+    train(tmp_path, "training.steps=2", notices=notices)
+    assert torch.get_num_threads() == 1
+    (notice,) = notices
+    assert notice.startswith("From step 2 on, this run is computed with threads 1 (before: 2): ")
+    assert "not bit-equal" in notice
+    entries = read_environments(LocalStore(tmp_path))
+    assert [(entry.after_step, entry.environment.threads) for entry in entries] == [(0, 2), (1, 1)]
+
+
+def test_more_threads_than_cores_are_said_with_the_way_out(
+    scripted: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    train(tmp_path, "training.steps=1", threads=2)
+    monkeypatch.setattr(sessions.os, "sched_getaffinity", lambda pid: {0})
+    notices: list[str] = []
+    train(tmp_path, "training.steps=1", notices=notices)
+    (notice,) = notices
+    assert notice.startswith("Computing with 2 threads on 1 cores, as this run began; --threads 1 is faster")
 
 
 def test_a_step_can_be_gone_back_to(scripted: None, tmp_path: Path) -> None:

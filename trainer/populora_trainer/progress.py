@@ -30,6 +30,7 @@ def train_in_terminal(
     listen: str | None = None,
     from_step: int | None = None,
     allow_missing: Collection[str] = (),
+    threads: int | None = None,
 ) -> int | None:
     """Train what a manifest describes, and show it.
 
@@ -40,6 +41,7 @@ def train_in_terminal(
         listen: HOST:PORT of the endpoint, or None.
         from_step: go back to this checkpoint first.
         allow_missing: isolation layers that this machine may lack.
+        threads: of torch, or None for those that the run began with.
 
     Returns:
         The signal that stopped the run before its last step, None where it is complete.
@@ -57,9 +59,10 @@ def train_in_terminal(
         session = stack.enter_context(
             open_session(
                 manifest,
-                events=Events(view.phase, view.step, lambda: interrupt() is not None),
+                events=Events(view.phase, view.step, lambda: interrupt() is not None, view.say),
                 from_step=from_step,
                 allow_missing=allow_missing,
+                threads=threads,
             )
         )
         if listen is not None:

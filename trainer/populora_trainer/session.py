@@ -1,5 +1,6 @@
 """From a manifest to a trained population: opens the run, builds the trainer, drives it and keeps its records."""
 
+import os
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,7 +24,14 @@ from populora_trainer.rollout.base_model import load_base, use_deterministic_alg
 from populora_trainer.rollout.transformers_engine import TransformersEngine
 from populora_trainer.sandbox import SandboxPool
 from populora_trainer.selfplay import Tools
-from populora_trainer.storage.checkpoint import CheckpointState, Manifest
+from populora_trainer.storage.checkpoint import CheckpointState, Manifest, newest_manifest
+from populora_trainer.storage.environment import (
+    Environment,
+    differences,
+    environment_after,
+    read_environments,
+    record_environment,
+)
 from populora_trainer.storage.logs import last_record
 from populora_trainer.storage.run import Run, open_store
 from populora_trainer.tasks.problem import Problem as TaskProblem
@@ -37,6 +45,7 @@ class Events:
     on_phase: Callable[[str], None] = lambda phase: None
     on_step: Callable[[StepMetrics], None] = lambda metrics: None
     stop: Callable[[], bool] = field(default=lambda: False)
+    on_notice: Callable[[str], None] = lambda sentence: None
 
 
 class Session:
@@ -150,6 +159,7 @@ def open_session(
     events: Events,
     from_step: int | None = None,
     allow_missing: Collection[str] = (),
+    threads: int | None = None,
 ) -> Iterator[Session]:
     """Open the run that a manifest describes; everything is released at the end.
 
@@ -158,6 +168,7 @@ def open_session(
         events: who watches.
         from_step: go back to this checkpoint first.
         allow_missing: isolation layers that this machine may lack.
+        threads: of torch; by default those that the run began with, unless OMP_NUM_THREADS or MKL_NUM_THREADS is set.
 
     Raises:
         ManifestError: the manifest needs a part that only a cluster has, or does not fit the run that is there.
@@ -174,10 +185,9 @@ def open_session(
             allow_missing=allow_missing,
         ) as verifier,
     ):
-        use_deterministic_algorithms()
-        base = load_base(
-            spec.base_model.uri, spec.base_model.dtype, device="cuda" if torch.cuda.is_available() else "cpu"
-        )
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        _settle_environment(run, device, threads, events.on_notice)
+        base = load_base(spec.base_model.uri, spec.base_model.dtype, device=device)
         members = _members(manifest)
         population = LoraPopulation(
             base.model,
@@ -229,6 +239,34 @@ def refuse(problems: list[Problem]) -> None:
     """Raise a ManifestError where there is a problem."""
     if problems:
         raise ManifestError(problems)
+
+
+def _settle_environment(run: Run, device: str, threads: int | None, notice: Callable[[str], None]) -> None:
+    """Compute as the run did so far, record with what, and say where that is not possible or not wanted."""
+    newest = newest_manifest(run.store)
+    step = newest.step if newest is not None else 0
+    before = environment_after(read_environments(run.store), step)
+    chosen = not {"OMP_NUM_THREADS", "MKL_NUM_THREADS"}.isdisjoint(os.environ)
+    if threads is None and before is not None and not chosen:
+        threads = before.threads
+        if threads > (cores := len(os.sched_getaffinity(0))):
+            notice(
+                f"Computing with {threads} threads on {cores} cores, as this run began; --threads {cores} is faster, "
+                f"but the continuation is then not bit-equal to that of a run that was never stopped"
+            )
+    use_deterministic_algorithms(threads)
+    now = Environment(
+        threads=torch.get_num_threads(),
+        torch=torch.__version__,
+        device=torch.cuda.get_device_name() if device == "cuda" else device,
+        instructions=torch.backends.cpu.get_cpu_capability(),
+    )
+    if before is not None and before != now:
+        notice(
+            f"From step {step + 1} on, this run is computed with {differences(before, now)}: "
+            f"the continuation is not bit-equal to that of a run that was never stopped"
+        )
+    record_environment(run.store, step, now)
 
 
 def _members(manifest: PopulationRun) -> tuple[Member, ...]:

@@ -17,6 +17,11 @@ from populora_api import ManifestError, load_manifest, local_refusals
 @click.option(
     "--allow-missing", multiple=True, metavar="LAYER", help="Train although this machine lacks an isolation layer."
 )
+@click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    help="Threads to compute with; the results' last bits depend on them. [default: as the run began]",
+)
 def command(
     manifest: Path,
     output: Path | None,
@@ -24,6 +29,7 @@ def command(
     listen: str | None,
     from_step: int | None,
     allow_missing: tuple[str, ...],
+    threads: int | None,
 ) -> None:
     """Train the population of MANIFEST here; continues where an earlier run stopped.
 
@@ -40,7 +46,8 @@ def command(
 
     again = ["populora", "run", str(manifest), "--output", str(folder)]
     given = {"--set": overrides, "--listen": (listen,) if listen else (), "--allow-missing": allow_missing}
+    given["--threads"] = () if threads is None else (str(threads),)
     again += [word for option, values in given.items() for value in values for word in (option, value)]
-    signal = train_in_terminal(run, folder, shlex.join(again), listen, from_step, allow_missing)
+    signal = train_in_terminal(run, folder, shlex.join(again), listen, from_step, allow_missing, threads)
     if signal is not None:
         click.get_current_context().exit(128 + signal)
