@@ -87,6 +87,16 @@ class Status(Model):
     )
     attempts: int | None = Field(default=None, ge=0, le=1_000_000, description="Trainer starts that counted as tries.")
     gpus: int | None = Field(default=None, ge=0, le=1_000_000, description="GPUs that the run's pods ask for.")
+    active_seconds: int | None = Field(
+        default=None,
+        ge=0,
+        le=2**53,
+        description="Seconds of not being suspended before Suspended last changed; activeDeadlineSeconds limits these "
+        "and those since then.",
+    )
+    evaluated_step: Step | None = Field(
+        default=None, description="Last step whose evaluation has ended, well or not; it is not evaluated again."
+    )
     observed_generation: int | None = Field(
         default=None, ge=0, le=2**53, description="metadata.generation that the controller last acted on."
     )

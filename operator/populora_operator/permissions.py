@@ -68,7 +68,13 @@ RULES: tuple[Rule, ...] = (
         "let Prometheus scrape a run's pods, where the cluster knows the kind",
         optional=True,
     ),
-    Rule("runs", "", ("events",), ("create", "patch"), "tell a person what happened to a run"),
+    Rule(
+        "runs",
+        "",
+        ("events",),
+        ("list", "create", "patch"),
+        "tell a person what happened to a run; learn why a Job's pods are refused, which nothing else says",
+    ),
     Rule("lease", "coordination.k8s.io", ("leases",), ("get", "create", "update"), "let one replica lead at a time"),
 )
 
