@@ -239,9 +239,7 @@ def test_fields_without_effect_here_are_listed_if_the_manifest_gives_them(manife
     ]
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in MANIFESTS if "s3://" not in path.read_text()], ids=lambda p: p.stem
-)
+@pytest.mark.parametrize("path", [path for path in MANIFESTS if "s3://" not in path.read_text()], ids=lambda p: p.stem)
 def test_small_manifests_run_locally_as_they_are(path, tmp_path):
     assert local_refusals(load_manifest(path, output=tmp_path)) == []
 
