@@ -150,6 +150,9 @@ def write_yaml(value: JsonValue) -> str:
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
+_LINE_BREAKS = frozenset("\x85\u2028\u2029")
+
+
 class _Dumper(yaml.SafeDumper):
     """Quotes the texts that Go's YAML takes for numbers or booleans and PyYAML does not, such as `1e3` and `y`."""
 
@@ -158,6 +161,9 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _represent_text(dumper: _Dumper, text: str) -> yaml.Node:
+    if not _LINE_BREAKS.isdisjoint(text):
+        # Only double quotes write these as escapes; anywhere else YAML folds them as it does any line break.
+        return dumper.represent_scalar(f"{_TAG}str", text, style='"')
     plain = all(_READERS[kind](text) is _NO_MATCH for kind in ("null", "bool", "int", "float"))
     return dumper.represent_scalar(f"{_TAG}str", text, style=None if plain else "'")
 

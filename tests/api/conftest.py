@@ -7,6 +7,7 @@ no code with the models, so agreement of the verdicts means that the CRD says wh
 import copy
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ import yaml
 from populora_api import custom_resource_definition
 
 ROOT = Path(__file__).parents[2]
+
+# Helpers that are no tests stand beside them: `bad_manifests`.
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 class ApiServer:

