@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from populora_trainer.population.evolution import Breeding, apply, plan, replaced_count, with_own_lineage
+from populora_trainer.population.evolution import Breeding, apply, plan, replaced_count
 from populora_trainer.population.members import PRIOR_SIGMA, founders, ranked, single_agent
 from populora_trainer.population.members import slots as slots_of
 
@@ -162,17 +162,6 @@ def test_a_plan_for_one_role_leaves_the_other_alone():
     members = rated(4, 4)
     planned = plan(members, 1, 10, random.Random(0), replace_fraction=0.25, operators=OPERATORS, roles=("student",))
     assert [one.slot for one in planned] == [ranked(members, "student")[-1]]
-
-
-def test_a_child_shares_a_lineage_only_with_parents_that_share_one():
-    members = rated(3, 1)
-    crossovers = [Breeding("X5", 2)]
-    (one,) = evolve(members, operators=crossovers)
-    assert one.child.lineage == "founders"
-    split = tuple(replace(member, lineage=member.name) for member in members)
-    (one,) = evolve(split, operators=crossovers)
-    assert one.child.lineage == one.child.name
-    assert with_own_lineage(evolve(members)[0]).child.lineage == f"t{one.slot}-g1"
 
 
 def test_no_usable_operator_is_an_error():

@@ -212,6 +212,8 @@ def test_the_report_measures_norm_cosine_and_what_is_kept() -> None:
     seen = report([first, second], double)
     assert seen.norm == pytest.approx(2 * float(deltas(first).norm()), rel=1e-5)
     assert seen.parents[0].norm_ratio == pytest.approx(2, rel=1e-5)
+    assert seen.parents[0].input_factor_distance == 0
+    assert seen.parents[1].input_factor_distance > 0.5
     assert seen.parents[0].cosine == pytest.approx(-1, rel=1e-5)
     assert seen.parents[0].retained_energy == pytest.approx(1, rel=1e-5)
     dense = torch.nn.functional.cosine_similarity(deltas(first), -deltas(second), dim=0)

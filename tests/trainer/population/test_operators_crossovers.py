@@ -5,13 +5,15 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from peft.utils.merge_utils import calculate_majority_sign_mask, disjoint_merge, magnitude_based_pruning
 from peft.utils.merge_utils import ties as peft_ties
 from torch import Tensor
 
 from populora_trainer.population.factors import Factors, Pair, delta
 from populora_trainer.population.operators import Parameter, breed
-from populora_trainer.population.operators.crossovers import _elect, _trim
+from populora_trainer.population.operators.crossovers import NEGLIGIBLE, _elect, _trim
 
 PATH = "layers.0.proj"
 RANK, INPUTS, OUTPUTS = 4, 24, 18
@@ -70,7 +72,7 @@ def test_averaging_the_factors_of_independent_parents_would_be_far_off() -> None
 
 
 @pytest.mark.parametrize("drift", [0.0, 0.3])
-def test_children_of_one_lineage_keep_its_basis_and_scale(drift: float) -> None:
+def test_children_of_parents_with_near_factors_keep_their_basis_and_scale(drift: float) -> None:
     first, second = parents_of(drift)
     for id in ("X1", "X3", "X4", "X5", "X6", "X7", "X8", "X9"):
         A = cross(id, (first, second)).A
@@ -79,6 +81,44 @@ def test_children_of_one_lineage_keep_its_basis_and_scale(drift: float) -> None:
         if id != "X3":
             cosine = torch.nn.functional.cosine_similarity(A.flatten(), mean.flatten(), dim=0)
             assert float(cosine) > 0.9, id
+
+
+@given(
+    drift=st.none() | st.just(0.0) | st.floats(1e-5, 2.0),
+    seed=st.integers(0, 2**16),
+    id=st.sampled_from(["X1", "X4", "X5"]),
+    weight=st.floats(0.0, 1.0),
+)
+def test_mixing_is_of_deltas_however_far_training_has_moved_the_parents_apart(
+    drift: float | None, seed: int, id: str, weight: float
+) -> None:
+    parents = parents_of(drift, seed)
+    D1, D2 = dense(parents)
+    parameters, w2 = {
+        "X1": ({"p": 0.0}, 0.5),
+        "X4": ({"eta_min": 1 + weight, "eta_max": 1 + weight}, 1 + weight),
+        "X5": ({"weight": weight}, weight),
+    }[id]
+    child = delta(cross(id, parents, **parameters))
+    # Under the threshold the cross term is left out: up to 1 % of |A| |B|, which is at most sqrt(rank) of the delta.
+    assert relative(child, best((1 - w2) * D1 + w2 * D2)) < NEGLIGIBLE * RANK**0.5 + 1e-4
+
+
+@given(seed=st.integers(0, 2**16), id=st.sampled_from(["X3", "X4", "X5", "X6", "X8", "X9"]))
+def test_a_child_depends_on_the_parents_deltas_and_not_on_how_their_factors_spell_them(seed: int, id: str) -> None:
+    parents = parents_of(None, seed)
+    generator = torch.Generator().manual_seed(seed + 1)
+    respelt = []
+    for parent in parents:
+        A, B = parent[PATH]
+        left, _ = torch.linalg.qr(torch.randn(RANK, RANK, generator=generator, dtype=torch.float64))
+        T = (left * (0.5 + 1.5 * torch.rand(RANK, generator=generator, dtype=torch.float64))) @ left.T
+        respelt.append({PATH: Pair((T @ A.double()).float(), (B.double() @ torch.linalg.inv(T)).float())})
+        assert relative(delta(respelt[-1][PATH]), delta(parent[PATH])) < 1e-5
+    parameters = {"X3": {"share": 0.5}, "X4": {"eta_min": 1.3, "eta_max": 1.3}}.get(id, {})
+    first, second = (delta(cross(id, pair, **parameters)) for pair in (parents, tuple(respelt)))
+    # An entry at the edge of TIES' trimming may fall to either side.
+    assert relative(second, first) < (0.1 if id == "X6" else 1e-3)
 
 
 @pytest.mark.parametrize("drift", [0.0, None])

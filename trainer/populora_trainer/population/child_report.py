@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from populora_trainer.population.factors import Factors, inner_product
+from populora_trainer.population.factors import Factors, distance_of_a, inner_product
 from populora_trainer.population.operators.svd import retained_energy
 
 
@@ -15,11 +15,13 @@ class Resemblance:
         norm_ratio: |dW_child| / |dW_parent|.
         cosine: of the two deltas as vectors, in [-1, 1].
         retained_energy: share of |dW_parent|^2 that lies in the child's singular spaces, in [0, 1].
+        input_factor_distance: |A_child - A_parent| / (|A_child| + |A_parent|); 0 where the child holds the parent's A.
     """
 
     norm_ratio: float | None
     cosine: float | None
     retained_energy: float | None
+    input_factor_distance: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +50,13 @@ def report(parents: Sequence[Factors], child: Factors) -> ChildReport:
 
 def _resemblance(parent: Factors, child: Factors, norm: float) -> Resemblance:
     along = kept = total = 0.0
+    apart = distance_of_a(child, parent)
     for path, pair in child.items():
         retained, energy = retained_energy(parent[path], pair)
         kept += float(retained)
         total += float(energy)
         along += float(inner_product(parent[path], pair))
     if total == 0.0:
-        return Resemblance(None, None, None)
+        return Resemblance(None, None, None, apart)
     cosine = max(-1.0, min(1.0, along / (norm * total**0.5))) if norm else None
-    return Resemblance(norm / total**0.5, cosine, min(1.0, kept / total))
+    return Resemblance(norm / total**0.5, cosine, min(1.0, kept / total), apart)

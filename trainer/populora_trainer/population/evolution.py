@@ -3,7 +3,7 @@
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from populora_trainer.population.members import PRIOR_SIGMA, Member, Role, child_name, ranked
 
@@ -147,10 +147,8 @@ def _replacement(
         parents += generator.choices(list(pool), weights) if any(weights) else [slot]
         del pool[parents[-1]]
     replaced = members[slot]
-    lineages = {members[parent].lineage for parent in parents}
-    name = child_name(replaced.place, generation)
     child = Member(
-        name=name,
+        name=child_name(replaced.place, generation),
         role=replaced.role,
         generation=generation,
         parents=tuple(members[parent].name for parent in parents),
@@ -158,11 +156,5 @@ def _replacement(
         born_step=step,
         mu=math.fsum(members[parent].mu for parent in parents) / len(parents),
         sigma=PRIOR_SIGMA,
-        lineage=lineages.pop() if len(lineages) == 1 else name,
     )
     return Replacement(slot, replaced, child, breeding.operator, tuple(parents), generator.getrandbits(63))
-
-
-def with_own_lineage(replacement: Replacement) -> Replacement:
-    """Return the replacement whose child starts a lineage of `A`: its operator left the parents' shared `A`."""
-    return replace(replacement, child=replace(replacement.child, lineage=replacement.child.name))

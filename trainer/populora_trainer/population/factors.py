@@ -115,8 +115,8 @@ def delta_norm(pair: Pair) -> Tensor:
 def distance_of_a(first: Factors, second: Factors) -> float:
     """Return how far two adapters' A factors are apart: |A1 - A2| / (|A1| + |A2|) over all modules.
 
-    0 for members that still hold the population's shared A, about 0.7 for independent ones. Training moves A, so
-    operators that mix factors ask per module (`crossovers.py`) rather than trust a recorded lineage.
+    0 for members that still hold the population's shared A, about 0.7 for independent ones. Training moves every
+    member's A, so that no name can say who shares one: operators that mix factors measure per module (`crossovers.py`).
     """
     apart = sum(float(torch.linalg.vector_norm(first[p].A.double() - second[p].A.double()) ** 2) for p in first)
     size = sum(

@@ -26,7 +26,7 @@ def birth(
         replacement: what was planned and done.
         members: the population before the round.
         parameters: the operator's settings.
-        diagnostics: the child measured against its parents (norm ratio, cosine, retained energy).
+        diagnostics: the child measured against its parents (norm ratio, cosine, retained energy, distance of A).
     """
     child = replacement.child
     return {
@@ -41,7 +41,6 @@ def birth(
         "seed": replacement.seed,
         "parents": [_rated(members[parent]) for parent in replacement.parents],
         "replaced": _rated(replacement.replaced),
-        "lineage": child.lineage,
         "diagnostics": dict(diagnostics),
     }
 

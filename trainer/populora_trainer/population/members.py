@@ -33,8 +33,6 @@ class Member:
         born_step: the training step after which it exists.
         mu, sigma: TrueSkill rating.
         games: rated games that it has played.
-        lineage: names the `A` factors that it descends from. Members of one lineage share a seeded `A`, so for them
-            an average of factors is an average of deltas.
     """
 
     name: str
@@ -46,7 +44,6 @@ class Member:
     mu: float = PRIOR_MU
     sigma: float = PRIOR_SIGMA
     games: int = 0
-    lineage: str = "founders"
 
     @property
     def lcb(self) -> float:
@@ -69,6 +66,7 @@ class Member:
         Raises:
             StorageError: a field is missing, unknown or of another type.
         """
+        values = {name: value for name, value in values.items() if name not in _RETIRED}
         known = {field.name for field in fields(cls)}
         if set(values) != known:
             wrong = ", ".join(sorted(set(values) ^ known))
@@ -96,8 +94,10 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     "mu": (int, float),
     "sigma": (int, float),
     "games": int,
-    "lineage": str,
 }
+
+# Fields that earlier versions stored and nothing reads any more.
+_RETIRED = frozenset({"lineage"})
 
 
 def founders(teachers: int, students: int) -> tuple[Member, ...]:

@@ -2,7 +2,7 @@
 
 What is mixed is always the deltas. Mixing the factors instead, as (B1 + B2)(A1 + A2), adds cross terms B1 A2 that no
 parent has: with independent A's they are 71 % of the mean delta. Members start from one shared A, but training and
-some operators move it, so each module decides for itself from what it can measure:
+some operators move it, so no record of descent says who shares one: each module decides from what it can measure:
 
     w1 B1 A1 + w2 B2 A2 = (w1 B1 + w2 B2) (w1 A1 + w2 A2) / (w1 + w2)  +  w1 w2 / (w1 + w2) (B1 - B2) (A1 - A2)
 
