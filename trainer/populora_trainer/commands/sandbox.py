@@ -10,6 +10,7 @@ from typing import TextIO, get_args
 
 import click
 
+from populora_trainer.diagnostics.endpoint import parse_listen
 from populora_trainer.errors import PopuloraError
 from populora_trainer.sandbox import Case, Judgement, SandboxPool
 from populora_trainer.sandbox.kernel import REQUIRED_LAYERS
@@ -57,6 +58,49 @@ def check(file: TextIO, timeout: float, memory: int, workers: int | None, allow_
     """
     with SandboxPool(workers=workers, timeout_seconds=timeout, memory_mib=memory, allow_missing=allow_missing) as pool:
         asyncio.run(_check(pool, _cases(file, file.name)))
+
+
+@command.command("serve")
+@click.option("--listen", default="127.0.0.1:8080", show_default=True, metavar="HOST:PORT", help="Where to serve.")
+@click.option("--timeout", default=10.0, show_default=True, type=click.FloatRange(0, min_open=True), metavar="SECONDS",
+              help="Processor time of one run, and a third of its wall time; a problem takes two runs.")  # fmt: skip
+@click.option("--memory", default=512, show_default=True, type=click.IntRange(1), metavar="MIB",
+              help="Memory of one run.")  # fmt: skip
+@click.option("--workers", type=click.IntRange(1), help="Programs that run at a time.  [default: processors]")
+@click.option("--queue", default=4096, show_default=True, type=click.IntRange(1), metavar="CASES",
+              help="Cases that may wait; more are answered 429.")  # fmt: skip
+@click.option("--drain", default=60.0, show_default=True, type=click.FloatRange(0), metavar="SECONDS",
+              help="On SIGTERM, the time to finish what was begun.")  # fmt: skip
+@click.option("--allow-missing", multiple=True, type=click.Choice(REQUIRED_LAYERS),
+              help="Go on without this isolation layer; may be repeated.")  # fmt: skip
+def serve(
+    listen: str,
+    timeout: float,
+    memory: int,
+    workers: int | None,
+    queue: int,
+    drain: float,
+    allow_missing: tuple[str, ...],
+) -> None:
+    """Judge over HTTP until SIGTERM: POST /judge, GET /healthz, /readyz and /metrics.
+
+    Nothing authenticates who asks: serve to a network only behind a NetworkPolicy or its like.
+    """
+    from populora_trainer.sandbox.service import SandboxService, ServiceLimits
+
+    host, port = parse_listen(listen)
+    limits = ServiceLimits(queued_cases=queue, drain_seconds=drain)
+    with SandboxPool(workers=workers, timeout_seconds=timeout, memory_mib=memory, allow_missing=allow_missing) as pool:
+
+        async def run() -> None:
+            def say(bound: "asyncio.Future[int]") -> None:
+                click.echo(f"Serving http://{host or '0.0.0.0'}:{bound.result()} with {pool.workers} workers")
+
+            started: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+            started.add_done_callback(say)
+            await SandboxService(pool, limits).serve(host, port, started)
+
+        asyncio.run(run())
 
 
 async def _check(pool: SandboxPool, cases: Iterable[Case]) -> None:
