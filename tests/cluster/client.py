@@ -32,6 +32,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "Lease": ("coordination.k8s.io/v1", "leases"),
     "NetworkPolicy": ("networking.k8s.io/v1", "networkpolicies"),
     "PodDisruptionBudget": ("policy/v1", "poddisruptionbudgets"),
+    "RuntimeClass": ("node.k8s.io/v1", "runtimeclasses"),
     "PriorityClass": ("scheduling.k8s.io/v1", "priorityclasses"),
     "Role": ("rbac.authorization.k8s.io/v1", "roles"),
     "RoleBinding": ("rbac.authorization.k8s.io/v1", "rolebindings"),
@@ -44,7 +45,15 @@ KINDS: dict[str, tuple[str, str]] = {
 """API version and plural of the kinds that tests touch."""
 
 CLUSTER_WIDE = frozenset(
-    {"Namespace", "Node", "PriorityClass", "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition"}
+    {
+        "Namespace",
+        "Node",
+        "PriorityClass",
+        "RuntimeClass",
+        "ClusterRole",
+        "ClusterRoleBinding",
+        "CustomResourceDefinition",
+    }
 )
 
 CHILD_KINDS = (

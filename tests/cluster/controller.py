@@ -1,6 +1,5 @@
 """`populora controller` as a process of its own, with what a test needs to start, watch and kill it."""
 
-import json
 import signal
 import socket
 import subprocess
@@ -26,7 +25,7 @@ class Controller:
     Args:
         plane: its cluster.
         folder: for its log and kubeconfig.
-        namespace: whose runs it reconciles, and of its Lease.
+        namespace: whose runs it reconciles, and of its Lease; all and `default` where it is None.
         token: what it authenticates with; the administrator's where none is given.
         url: of a proxy, instead of the API server.
         identity: in the Lease; the same one again takes over at once from a process that was killed.
@@ -37,7 +36,7 @@ class Controller:
         self,
         plane: ControlPlane,
         folder: Path,
-        namespace: str,
+        namespace: str | None,
         *,
         token: str | None = None,
         url: str | None = None,
@@ -52,8 +51,8 @@ class Controller:
             str(POPULORA),
             "controller",
             f"--kubeconfig={kubeconfig}",
-            f"--namespace={namespace}",
-            f"--lease-namespace={namespace}",
+            *([f"--namespace={namespace}"] if namespace else []),
+            f"--lease-namespace={namespace or 'default'}",
             f"--identity={identity}",
             f"--metrics-port={self.metrics_port}",
             f"--health-port={self.health_port}",
@@ -133,12 +132,22 @@ class Controller:
 
 def grant(api: Api, namespace: str, account: str = ACCOUNT) -> str:
     """Make a ServiceAccount with exactly the permissions of a namespaced install; return a token of it."""
-    _make(api, {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": account}}, namespace)
     rules = role_rules("runs") + role_rules("lease")
-    _make(api, _rbac("Role", account, rules=rules), namespace)
-    subjects = [{"kind": "ServiceAccount", "name": account, "namespace": namespace}]
-    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": account}
-    _make(api, _rbac("RoleBinding", account, subjects=subjects, roleRef=reference), namespace)
+    return _grant(api, namespace, account, {"Role": rules})
+
+
+def grant_everywhere(api: Api, account: str = ACCOUNT) -> str:
+    """Do the same for a cluster-wide install in the namespace `default`."""
+    return _grant(api, "default", account, {"ClusterRole": role_rules("runs"), "Role": role_rules("lease")})
+
+
+def _grant(api: Api, namespace: str, account: str, roles: dict[str, list[Object]]) -> str:
+    _make(api, {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": account}}, namespace)
+    for kind, rules in roles.items():
+        _make(api, _rbac(kind, account, rules=rules), namespace)
+        subjects = [{"kind": "ServiceAccount", "name": account, "namespace": namespace}]
+        reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": account}
+        _make(api, _rbac(f"{kind}Binding", account, subjects=subjects, roleRef=reference), namespace)
     return api.token(account, namespace)
 
 
@@ -152,7 +161,7 @@ def _rbac(kind: str, name: str, **fields: object) -> Object:
 
 
 def _make(api: Api, value: Object, namespace: str) -> None:
-    api.apply(json.loads(json.dumps(value)), namespace, manager="install")
+    api.apply(value, namespace, manager="install")
 
 
 def _free_port() -> int:

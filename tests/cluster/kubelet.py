@@ -25,6 +25,7 @@ STATUS_PORT = 9090
 COMPONENT = "app.kubernetes.io/component"
 RUN = "populora.dev/run"
 NODE = "played-1"
+LABELS = {"kubernetes.io/hostname": NODE, "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
 
 CAPACITY = {"cpu": "4000", "memory": "64Ti", "ephemeral-storage": "1Pi", "pods": "20000", "nvidia.com/gpu": "4096"}
 
@@ -161,8 +162,14 @@ class Kubelet:
 
     def start(self, pod: Object) -> None:
         """Say that every container runs and is ready."""
-        states = [_container(item, {"running": {"startedAt": now()}}, ready=True) for item in _containers(pod)]
-        started = [_container(item, _ended(0, "Completed"), ready=False) for item in _init_containers(pod)]
+        running = {"running": {"startedAt": now()}}
+        states = [_container(item, running, ready=True) for item in _containers(pod)]
+        started = [
+            _container(item, running, ready=True)
+            if item.get("restartPolicy") == "Always"
+            else _container(item, _ended(0, "Completed"), ready=False)
+            for item in _init_containers(pod)
+        ]
         conditions = [_condition(kind, True) for kind in ("Initialized", "ContainersReady", "Ready", "PodScheduled")]
         address = self._address(pod)
         self._write(
@@ -192,7 +199,8 @@ class Kubelet:
     def evict(self, pod: Object, message: str = "The node was low on resource: memory.") -> None:
         """Say that the kubelet evicted the pod."""
         self._forget(pod)
-        self._write(pod, {"phase": "Failed", "reason": "Evicted", "message": message})
+        disrupted = _condition("DisruptionTarget", True, "TerminationByKubelet", message)
+        self._write(pod, {"phase": "Failed", "reason": "Evicted", "message": message, "conditions": [disrupted]})
 
     def disrupt(self, pod: Object, reason: str = "PreemptionByScheduler") -> None:
         """Fail a pod as preemption and node faults do: with the condition DisruptionTarget."""
@@ -263,6 +271,9 @@ class Kubelet:
             return
         if component in self.held:
             return
+        if (missing := self._missing_secret(pod)) is not None:
+            self.wait_with(pod, "CreateContainerConfigError", f'secret "{missing}" not found')
+            return
         self.seen[uid] = pod
         if (act := self.failing.get(component)) is not None:
             act(pod)
@@ -272,6 +283,18 @@ class Kubelet:
             self._train(pod)
         elif any(owner["kind"] == "Job" for owner in metadata.get("ownerReferences", [])):
             self.succeed(pod)
+
+    def _missing_secret(self, pod: Object) -> str | None:
+        """Return the name of a Secret that a container needs and that does not exist; asked again every few seconds."""
+        for item in (*_containers(pod), *_init_containers(pod)):
+            for variable in item.get("env", []):
+                wanted = variable.get("valueFrom", {}).get("secretKeyRef")
+                if wanted is None or wanted.get("optional"):
+                    continue
+                secret = self.api.find("Secret", wanted["name"], pod["metadata"]["namespace"])
+                if secret is None or wanted["key"] not in secret.get("data", {}):
+                    return str(wanted["name"])
+        return None
 
     def _train(self, pod: Object) -> None:
         index = pod["metadata"].get("annotations", {}).get("batch.kubernetes.io/job-completion-index", "0")
@@ -413,7 +436,11 @@ class _StatusHandler(BaseHTTPRequestHandler):
 
 def register_node(api: Api, name: str = NODE, capacity: dict[str, str] | None = None) -> None:
     """Register a node that is ready for pods, or find it registered."""
-    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}}}
+    node = {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "labels": {**LABELS, "kubernetes.io/hostname": name}},
+    }
     with contextlib.suppress(ApiError):
         api.create(node)
     sizes = capacity or CAPACITY

@@ -10,7 +10,7 @@ import json
 import ssl
 import threading
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
@@ -34,6 +34,7 @@ class Request:
         query: of the URL.
         status: what the server answered; None where the answer was lost.
         user: the client's token, to tell clients apart.
+        body: what was sent.
     """
 
     method: str
@@ -41,6 +42,7 @@ class Request:
     query: str
     status: int | None
     user: str
+    body: bytes = field(default=b"", repr=False)
 
     @property
     def writes(self) -> bool:
@@ -78,6 +80,7 @@ class Proxy:
         self.black_hole = threading.Event()
         self.delay_seconds = 0.0
         self.url = ""
+        self._deafened = 0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="proxy")
         self._runner: web.AppRunner | None = None
@@ -100,6 +103,10 @@ class Proxy:
     def writes(self) -> list[Request]:
         """Writes that the server has taken or refused, but those that renew a Lease."""
         return [request for request in self.requests if request.writes and not request.of_lease]
+
+    def deafen(self) -> None:
+        """Let the watches that are open now deliver nothing more, and not end either; new ones work."""
+        self._deafened += 1
 
     def cut(self) -> None:
         """Close every connection of the clients, as a load balancer that restarts does."""
@@ -137,21 +144,21 @@ class Proxy:
                 connection.transport.abort()
 
     async def _pass(self, incoming: web.Request) -> web.StreamResponse:
-        seen = Request(incoming.method, incoming.path, incoming.query_string, None, _user(incoming))
+        body = await incoming.read()
+        seen = Request(incoming.method, incoming.path, incoming.query_string, None, _user(incoming), body)
         if self.black_hole.is_set():
             await self._swallowed()
         if self.delay_seconds:
             await asyncio.sleep(self.delay_seconds)
         if self.refuse is not None and (code := self.refuse(seen)) is not None:
             return _refusal(code)
-        body = await incoming.read()
         if self.before is not None:
             self.before(seen)
         assert self._session is not None
         headers = {name: value for name, value in incoming.headers.items() if name.lower() not in _HOP_BY_HOP}
         try:
             async with self._session.request(
-                incoming.method, f"{self.plane.url}{incoming.path_qs}", data=body, headers=headers
+                incoming.method, f"{self.plane.url}{incoming.path_qs}", data=seen.body, headers=headers
             ) as answer:
                 return await self._answer(incoming, seen, answer)
         except aiohttp.ClientError:
@@ -162,18 +169,19 @@ class Proxy:
 
     async def _answer(self, incoming: web.Request, seen: Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:
         headers = {name: value for name, value in answer.headers.items() if name.lower() not in _HOP_BY_HOP}
-        done = Request(seen.method, seen.path, seen.query, answer.status, seen.user)
+        done = replace(seen, status=answer.status)
         if "watch=" not in seen.query:
-            body = await answer.read()
+            content = await answer.read()
             self.requests.append(done)
             if self.after is not None:
                 self.after(done)
-            return web.Response(status=answer.status, headers=headers, body=body)
+            return web.Response(status=answer.status, headers=headers, body=content)
         self.requests.append(done)
         stream = web.StreamResponse(status=answer.status, headers=headers)
         await stream.prepare(incoming)
+        opened = self._deafened
         async for chunk in answer.content.iter_any():
-            if self.black_hole.is_set():
+            if self.black_hole.is_set() or self._deafened != opened:
                 await self._swallowed()
             await stream.write(chunk)
         await stream.write_eof()

@@ -3,15 +3,16 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from bad_manifests import BAD, MISSING, edited
 from client import Api, ApiError, Object, conditions, eventually, path_of
+from runs import read_manifest
 
 from populora_api import custom_resource_definition, load_manifest, resolved
-from populora_api.documents import read_documents
 from populora_api.rules import IMMUTABLE, IMMUTABLE_ALLOWED
 from populora_api.schema import structural_schema
 
@@ -27,20 +28,13 @@ def dry_run(api: Api, namespace: str, manifest: Object) -> Object:
     return api.request("POST", path, manifest, dryRun="All", fieldValidation="Strict")
 
 
-def read(path: Path) -> Object:
-    """Read a manifest as kubectl does: numbers by YAML 1.2."""
-    (document,), problems = read_documents(path.read_bytes(), str(path))
-    assert problems == []
-    assert isinstance(document.value, dict)
-    return document.value
-
-
 @pytest.fixture(scope="module")
-def shared(api: Api) -> str:
+def shared(api: Api) -> Iterator[str]:
     """A namespace of the tests here that keep nothing in it."""
     name = "crd-tests"
     api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
-    return name
+    yield name
+    api.delete("Namespace", name)
 
 
 @pytest.fixture
@@ -97,7 +91,7 @@ def test_the_stored_definition_is_small_and_says_what_the_models_say(api):
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.stem)
 def test_the_server_fills_in_every_default_of_the_models(api, shared, path):
     ours = resolved(load_manifest(path))
-    theirs = dry_run(api, shared, read(path))
+    theirs = dry_run(api, shared, read_manifest(path.stem))
     assert theirs["spec"] == ours["spec"]
     assert "status" not in theirs
 
@@ -352,6 +346,8 @@ def full_status() -> Object:
         "estimatedSecondsRemaining": 61,
         "attempts": 2,
         "gpus": 8,
+        "activeSeconds": 86400,
+        "evaluatedStep": 9990,
         "observedGeneration": 3,
         "members": [{"name": f"t{index}", **member} for index in range(128)],
         "best": {"teacher": "t3", "student": "s1"},
