@@ -6,7 +6,6 @@ import sys
 
 import click
 
-from populora_api.errors import ManifestError
 from populora_trainer.errors import PopuloraError
 
 COMMANDS = {
@@ -22,7 +21,7 @@ COMMANDS = {
 }
 
 ELSEWHERE = {"controller": "populora_operator.command"}
-"""Modules of commands that are not in `populora_trainer.commands`; named, not imported, as the engine knows no cluster."""
+"""Modules of commands outside `populora_trainer.commands`; named, not imported, as the engine knows no cluster."""
 
 
 class LazyGroup(click.Group):
@@ -72,16 +71,24 @@ def main() -> None:
         # The reader of our output has gone (`populora ... | head`); nothing is left to say to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except (PopuloraError, ManifestError) as error:
-        if debug:
-            raise
-        click.echo(f"Error: {error}", err=True)
-        sys.exit(error.exit_code)
     except Exception as error:
         if debug:
             raise
-        click.echo(f"Error: {type(error).__name__}: {error} (`populora --debug ...` shows the traceback)", err=True)
-        sys.exit(1)
+        foreseen = _exit_code(error)
+        sentence = f"{type(error).__name__}: {error} (`populora --debug ...` shows the traceback)"
+        click.echo(f"Error: {sentence if foreseen is None else error}", err=True)
+        sys.exit(foreseen or 1)
+
+
+def _exit_code(error: Exception) -> int | None:
+    """Return the exit code of an error of ours, None of any other.
+
+    The API package takes half a second to import, which not every command needs; an error of it says that it is here.
+    """
+    api = sys.modules.get("populora_api.errors")
+    if isinstance(error, PopuloraError) or (api is not None and isinstance(error, api.ManifestError)):
+        return int(error.exit_code)
+    return None
 
 
 if __name__ == "__main__":

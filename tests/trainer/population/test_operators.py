@@ -1,5 +1,7 @@
 """What holds for every operator, over shapes, dtypes and zero adapters."""
 
+import inspect
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,7 +11,7 @@ from torch import Tensor
 from populora_trainer.errors import OperatorError, PopuloraError
 from populora_trainer.population.child_report import report
 from populora_trainer.population.factors import Factors, Pair, copy_factors, delta
-from populora_trainer.population.operators import OPERATORS, Parameter, breed, find
+from populora_trainer.population.operators import FUNCTIONS, OPERATORS, Parameter, breed, find
 
 CROSSOVERS = [id for id, operator in OPERATORS.items() if operator.arity == 2]
 RANDOM = ["M1", "M2", "M3", "M4", "M5", "M6", "X1", "X2", "X3", "X4", "X7"]
@@ -202,7 +204,11 @@ def test_the_table_names_all_seventeen_with_what_a_reader_needs() -> None:
         assert operator.description.endswith(".")
         assert len(operator.description) < 100
         assert operator.source
-        assert operator.run.__doc__.startswith(id)  # type: ignore[union-attr]
+        function = FUNCTIONS[id]
+        assert function.__doc__.startswith(id)  # type: ignore[union-attr]
+        takes = inspect.signature(function).parameters.values()
+        assert {one.name: one.default for one in takes if one.kind is one.KEYWORD_ONLY} == operator.parameters
+        assert sum(one.name.startswith("parent") for one in takes) == operator.arity
         assert operator.arity == (1 if id.startswith("M") or id == "C1" else 2)
 
 

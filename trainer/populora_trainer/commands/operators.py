@@ -9,7 +9,7 @@ import click
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list of id, name, arity, parameters, source.")
 def command(as_json: bool) -> None:
     """List the evolution operators: id, number of parents, what they do, parameters with defaults."""
-    from populora_trainer.population.operators import OPERATORS
+    from populora_trainer.population.catalogue import OPERATORS
 
     if as_json:
         rows = [

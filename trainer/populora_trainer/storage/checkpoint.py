@@ -15,17 +15,19 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load as tensors_from_bytes
-from safetensors.torch import save as tensors_to_bytes
+from typing import TYPE_CHECKING
 
 from populora_trainer.errors import PopuloraError, StorageError
-from populora_trainer.population.factors import Factors
 from populora_trainer.population.members import JsonValue, Member
-from populora_trainer.population.peft_format import AdapterConfig, adapter_from_files, adapter_to_files, digest
 from populora_trainer.storage.store import AlreadyExists, MissingObject, ObjectStore, sha256
+
+# Who only reads where a run stands (`populora status`) must not wait for torch: what holds tensors is imported by
+# the two functions that write and read them.
+if TYPE_CHECKING:
+    import torch
+
+    from populora_trainer.population.factors import Factors
+    from populora_trainer.population.peft_format import AdapterConfig
 
 FORMAT = 1
 LATEST = "LATEST"
@@ -40,8 +42,8 @@ _REFERRERS = ("LATEST", "serving.json", "evaluation/")
 class Adapter:
     """A member's weights as they are stored: its factors and the settings of the PEFT folder."""
 
-    factors: Factors
-    config: AdapterConfig
+    factors: "Factors"
+    config: "AdapterConfig"
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class CheckpointState:
 
     members: Sequence[Member]
     adapters: Sequence[Adapter]
-    optimizer: Mapping[str, torch.Tensor]
+    optimizer: "Mapping[str, torch.Tensor]"
     buffer: bytes
     archive: bytes
     counters: Mapping[str, JsonValue]
@@ -102,6 +104,10 @@ def write_checkpoint(store: ObjectStore, step: int, state: CheckpointState) -> M
     Raises:
         StorageError: the step has a checkpoint already, or an object can't be written.
     """
+    from safetensors.torch import save
+
+    from populora_trainer.population.peft_format import adapter_to_files, digest
+
     if len(state.members) != len(state.adapters):
         raise ValueError(f"{len(state.members)} members have {len(state.adapters)} adapters")
     files: dict[str, str] = {}
@@ -115,7 +121,7 @@ def write_checkpoint(store: ObjectStore, step: int, state: CheckpointState) -> M
             _keep(store, key, data, files[key])
         adapters.append(folder)
     blobs = {
-        "optimizer": tensors_to_bytes({name: tensor.contiguous() for name, tensor in sorted(state.optimizer.items())}),
+        "optimizer": save({name: tensor.contiguous() for name, tensor in sorted(state.optimizer.items())}),
         "buffer": state.buffer,
         "archive": state.archive,
     }
@@ -165,6 +171,11 @@ def read_checkpoint(store: ObjectStore, manifest: Manifest) -> CheckpointState:
     Raises:
         StorageError: an object is missing or damaged.
     """
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    from populora_trainer.population.peft_format import adapter_from_files
+
     adapters = []
     for folder in manifest.adapters:
         prefix = f"adapters/{folder}/"
@@ -179,7 +190,7 @@ def read_checkpoint(store: ObjectStore, manifest: Manifest) -> CheckpointState:
             raise StorageError(f"{store.location}/{prefix} is not an adapter: {error}") from error
     optimizer = _checked(store, f"optimizer/{manifest.optimizer}", manifest.optimizer)
     try:
-        tensors = tensors_from_bytes(optimizer)
+        tensors = load(optimizer)
     except SafetensorError as error:
         raise StorageError(f"{store.location}/optimizer/{manifest.optimizer} can't be read: {error}") from error
     return CheckpointState(
