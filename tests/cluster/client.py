@@ -95,7 +95,7 @@ class Api:
     """Requests with one bearer token. Safe to share between threads."""
 
     def __init__(self, url: str, token: str, ca: Path) -> None:
-        self.url = url
+        self.url, self.ca = url, ca
         self._pool = urllib3.PoolManager(ca_certs=str(ca), maxsize=16, retries=False)
         self._headers = {"Authorization": f"Bearer {token}", "User-Agent": "populora-tests"}
         self._local = threading.local()

@@ -111,6 +111,7 @@ class Kubelet:
         self.hanging: set[str] = set()
         self.seen: dict[str, Object] = {}
         self.errors: list[str] = []
+        self._succeeded: dict[str, int] = {}
         self._addresses: dict[str, str] = {}
         self._trainers: dict[str, _Trainer] = {}
         self._stop = threading.Event()
@@ -160,6 +161,10 @@ class Kubelet:
         live = [pod for pod in found if pod["status"].get("phase") in ("Pending", "Running", None)]
         return sorted(live, key=lambda pod: (pod["metadata"]["creationTimestamp"], pod["metadata"]["name"]))
 
+    def ended(self, component: str) -> int:
+        """Return how many pods of a component have succeeded."""
+        return self._succeeded.get(component, 0)
+
     def start(self, pod: Object) -> None:
         """Say that every container runs and is ready."""
         running = {"running": {"startedAt": now()}}
@@ -188,6 +193,8 @@ class Kubelet:
 
     def succeed(self, pod: Object) -> None:
         """Say that every container has exited with 0."""
+        component = pod["metadata"]["labels"].get(COMPONENT, "")
+        self._succeeded[component] = self._succeeded.get(component, 0) + 1
         self._end(pod, "Succeeded", 0, "Completed", "")
 
     def fail(

@@ -12,11 +12,12 @@ import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import aiohttp
 from aiohttp import web
 from control_plane import ControlPlane
+from yarl import URL
 
 WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _HOP_BY_HOP = frozenset(
@@ -65,8 +66,9 @@ class Proxy:
 
     Attributes:
         requests: all that have passed, in the order of their answers.
-        before: called with each request before it is passed on.
-        after: called with each request when the server has answered and the client does not know it yet.
+        before: called with each request before it is passed on; it loses the request by raising ConnectionError.
+        after: called with each request when the server has answered and the client does not know it yet; it loses
+            the answer by raising ConnectionError.
         refuse: returns a status such as 409 to answer a request with instead of passing it on, or None.
         black_hole: while set, watches deliver nothing more and new requests are never answered.
     """
@@ -152,20 +154,16 @@ class Proxy:
             await asyncio.sleep(self.delay_seconds)
         if self.refuse is not None and (code := self.refuse(seen)) is not None:
             return _refusal(code)
-        if self.before is not None:
-            self.before(seen)
+        _run_hook(self.before, seen, incoming)
         assert self._session is not None
         headers = {name: value for name, value in incoming.headers.items() if name.lower() not in _HOP_BY_HOP}
         try:
-            async with self._session.request(
-                incoming.method, f"{self.plane.url}{incoming.path_qs}", data=seen.body, headers=headers
-            ) as answer:
+            url = URL(f"{self.plane.url}{incoming.raw_path}", encoded=True)
+            async with self._session.request(incoming.method, url, data=seen.body, headers=headers) as answer:
                 return await self._answer(incoming, seen, answer)
         except aiohttp.ClientError:
             # The API server is away: so is the connection, for the client.
-            if incoming.transport is not None:
-                incoming.transport.abort()
-            raise asyncio.CancelledError from None
+            _lose(incoming)
 
     async def _answer(self, incoming: web.Request, seen: Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:
         headers = {name: value for name, value in answer.headers.items() if name.lower() not in _HOP_BY_HOP}
@@ -173,8 +171,7 @@ class Proxy:
         if "watch=" not in seen.query:
             content = await answer.read()
             self.requests.append(done)
-            if self.after is not None:
-                self.after(done)
+            _run_hook(self.after, done, incoming)
             return web.Response(status=answer.status, headers=headers, body=content)
         self.requests.append(done)
         stream = web.StreamResponse(status=answer.status, headers=headers)
@@ -191,6 +188,21 @@ class Proxy:
         """Wait as a packet that was dropped does: until the client gives up."""
         while True:
             await asyncio.sleep(3600)
+
+
+def _run_hook(hook: Hook | None, request: Request, incoming: web.Request) -> None:
+    """Call a hook; one that raises ConnectionError loses the request or its answer."""
+    try:
+        if hook is not None:
+            hook(request)
+    except ConnectionError:
+        _lose(incoming)
+
+
+def _lose(incoming: web.Request) -> NoReturn:
+    if incoming.transport is not None:
+        incoming.transport.abort()
+    raise asyncio.CancelledError
 
 
 def _user(incoming: web.Request) -> str:

@@ -1,0 +1,430 @@
+"""Whatever happens to the controller, its API server, its network or its children, a run ends as it should."""
+
+import contextlib
+import hashlib
+import os
+import random
+import re
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from client import Api, ApiError, Object, condition, conditions, eventually
+from control_plane import ControlPlane
+from controller import ACCOUNT, Controller, grant, user_of
+from kubelet import Kubelet
+from proxy import Proxy, Request
+from runs import Run, merged, read_manifest
+
+NANO = merged(read_manifest("nano-4x4"), {"metadata": {"name": "run"}, "spec": {"training": {"steps": 8}}})
+NAME = "run"
+TIMES = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z?")
+
+
+@pytest.fixture
+def proxy(plane: ControlPlane) -> Iterator[Proxy]:
+    with Proxy(plane) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def controller(plane, api, namespace, tmp_path, proxy) -> Iterator[Controller]:
+    """A controller of the test's namespace, with the rights of a namespaced install, behind the proxy."""
+    token = grant(api, namespace)
+    with Controller(plane, tmp_path, namespace, token=token, url=proxy.url) as controller:
+        yield controller.ready()
+
+
+@contextlib.contextmanager
+def kept_alive(controller: Controller) -> Iterator[Callable[[], int]]:
+    """Start a controller's process again whenever it has ended, as a Deployment does; yields the number of starts."""
+    over = threading.Event()
+    starts = [0]
+
+    def restart() -> None:
+        while not over.wait(0.05):
+            if not controller.alive and not over.is_set():
+                starts[0] += 1
+                controller.start()
+
+    thread = threading.Thread(target=restart, daemon=True)
+    thread.start()
+    try:
+        yield lambda: starts[0]
+    finally:
+        over.set()
+        thread.join(10)
+
+
+# Killed at every write
+
+
+def essence(child: Object) -> Any:
+    """Return what of a child must be the same in every history: what was asked for, not what servers assigned."""
+    metadata = child["metadata"]
+    owners = [(owner["kind"], owner["name"], owner.get("controller")) for owner in metadata.get("ownerReferences", [])]
+    spec = dict(child.get("spec") or {})
+    for assigned in ("clusterIP", "clusterIPs", "selector"):
+        spec.pop(assigned, None)
+    if child["kind"] == "Job":
+        spec["template"] = {**spec["template"], "metadata": None}
+    labels = {key: value for key, value in metadata.get("labels", {}).items() if "controller-uid" not in key}
+    return owners, labels, spec, child.get("data")
+
+
+def story(run: Run) -> Object:
+    """Return everything of a run that must not depend on the controller's fate."""
+    status = dict(run.status())
+    for measured in ("estimatedSecondsRemaining", "activeSeconds"):
+        status.pop(measured, None)
+    status["conditions"] = {
+        kind: (item["status"], item["reason"]) for kind, item in conditions({"status": status}).items()
+    }
+    own = {name: child for name, child in run.children().items() if child["kind"] not in ("Pod", "ReplicaSet")}
+    return {
+        "status": status,
+        "children": {name: essence(child) for name, child in own.items()},
+        "pods": len(run.pods()),
+        "finalizers": run.live()["metadata"].get("finalizers"),
+    }
+
+
+def live_a_life(api: Api, kubelet: Kubelet, namespace: str) -> list[Object]:
+    """Take a run through start, suspension, resumption, completion and clean-up; return its story at each station."""
+    training = kubelet.training(NAME)
+    training.limit = 4
+    run = Run.create(api, namespace, NANO, deletionPolicy="Delete")
+    stations = []
+
+    def settled(phase: str, pods: bool, step: int) -> None:
+        """Wait until nothing is left to do, however long restarts take."""
+
+        def reached() -> bool:
+            status = run.status()
+            done = status.get("phase") == phase and status.get("step") == step and bool(run.pods()) == pods
+            if phase == "Running":
+                done = (
+                    done
+                    and condition({"status": status}, "SandboxesReady")
+                    and condition({"status": status}, "TrainersReady")
+                )
+            return done
+
+        eventually(reached, f"the run is settled as {phase}", seconds=400, otherwise=run.explain)
+        stations.append(story(run))
+
+    settled("Running", True, 4)
+    run.suspend()
+    settled("Suspended", False, 4)
+    training.limit = None
+    run.resume()
+    settled("Completed", False, 8)
+    stations.append({"trainer": training.first_steps})
+    run.delete()
+    run.until_gone(seconds=400)
+    stations.append({"cleanups": kubelet.ended("cleanup")})
+    return stations
+
+
+def write_of(request: Request) -> tuple[str, str, str]:
+    """Tell one write from another, whenever it is made."""
+    path = re.sub(r"/events/.*", "/events", request.path)
+    return request.method, path, hashlib.sha256(TIMES.sub(b"", request.body)).hexdigest()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("moment", ["before the server sees it", "before the answer is known"])
+def test_a_controller_killed_at_every_write_leaves_what_an_undisturbed_one_leaves(
+    plane, api, kubelet, namespace, tmp_path, moment
+):
+    with other_namespace(api) as quiet, Kubelet(api, quiet) as played, Proxy(plane) as proxy:
+        with Controller(
+            plane, tmp_path, quiet, token=grant(api, quiet), url=proxy.url, identity="quiet"
+        ) as undisturbed:
+            undisturbed.ready()
+            expected = live_a_life(api, played, quiet)
+        least = {write_of(request)[:2] for request in proxy.writes if not request.of_event}
+    assert len(least) > 15
+
+    with Proxy(plane) as proxy:
+        killer = Controller(plane, tmp_path, namespace, token=grant(api, namespace), url=proxy.url, identity="killed")
+        killed: set[tuple[str, str, str]] = set()
+
+        def kill(request: Request) -> None:
+            if request.writes and not request.of_lease and write_of(request) not in killed:
+                killed.add(write_of(request))
+                if killer.process is not None:
+                    os.kill(killer.process.pid, signal.SIGKILL)
+                raise ConnectionAbortedError
+
+        if moment == "before the server sees it":
+            proxy.before = kill
+        else:
+            proxy.after = kill
+        with killer, kept_alive(killer) as starts:
+            found = live_a_life(api, kubelet, namespace)
+        quiet_paths = {(method, path.replace(quiet, namespace)) for method, path in least}
+        missed = quiet_paths - {write[:2] for write in killed}
+        assert not missed
+        assert starts() > len(least)
+    assert found == [_moved(station, quiet, namespace) for station in expected]
+
+
+def _moved(value: Any, old: str, new: str) -> Any:
+    if isinstance(value, dict):
+        return {key: _moved(item, old, new) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_moved(item, old, new) for item in value)
+    return value.replace(old, new) if isinstance(value, str) else value
+
+
+@contextlib.contextmanager
+def other_namespace(api: Api) -> Iterator[str]:
+    name = f"t-{uuid.uuid4().hex[:8]}"
+    api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    try:
+        yield name
+    finally:
+        api.delete("Namespace", name)
+
+
+# The API server and the way to it
+
+
+@pytest.mark.slow
+def test_an_api_server_that_is_killed_and_comes_back_costs_time_only(plane, api, kubelet, namespace, controller):
+    training = kubelet.training(NAME)
+    training.limit = 3
+    run = Run.create(api, namespace, NANO)
+    run.until_step(3)
+    process = controller.process
+    plane.restart_api_server(how=signal.SIGKILL, away_seconds=3)
+    training.limit = None
+    run.until("Completed")
+    assert training.starts == 1
+    assert run.status()["attempts"] == 1
+    assert controller.alive
+    assert controller.process is process
+
+
+@pytest.mark.slow
+def test_watches_that_fall_silent_are_opened_again_within_90_seconds(api, kubelet, namespace, controller, proxy):
+    kubelet.training(NAME).limit = 2
+    run = Run.create(api, namespace, NANO)
+    run.until_step(2)
+    proxy.deafen()
+    started = time.monotonic()
+    run.suspend()
+    run.until("Suspended", seconds=120)
+    assert time.monotonic() - started < 90
+    assert controller.alive
+
+
+@pytest.mark.slow
+def test_liveness_tells_that_nothing_is_heard_from_the_api_server(api, kubelet, namespace, controller, proxy):
+    assert controller.probe("healthz") == 200
+    proxy.black_hole.set()
+    eventually(lambda: controller.probe("healthz") not in (200, None), "liveness tells", seconds=120, every=1)
+    proxy.black_hole.clear()
+    eventually(lambda: controller.probe("healthz") == 200, "the controller is well again", seconds=120, every=1)
+    run = Run.create(api, namespace, NANO)
+    run.until("Completed")
+
+
+@pytest.mark.parametrize("code", [409, 429, 500])
+def test_requests_that_are_refused_now_and_then_are_made_again(api, kubelet, namespace, controller, proxy, code):
+    generator = random.Random(code)
+    refused = [0]
+
+    def refuse(request: Request) -> int | None:
+        if request.of_lease or generator.random() > 0.3:
+            return None
+        refused[0] += 1
+        return code
+
+    proxy.refuse = refuse
+    run = Run.create(api, namespace, NANO)
+    run.until("Completed", seconds=240)
+    assert refused[0] > 5
+    assert kubelet.training(NAME).starts == 1
+    assert run.status()["attempts"] == 1
+
+
+# Other people's hands
+
+EDITS: dict[str, tuple[str, str, Any]] = {
+    "replicas": ("Deployment", "run-sandbox", {"spec": {"replicas": 5}}),
+    "labels": ("Service", "run-sandbox", {"metadata": {"labels": {"populora.dev/run": "other"}}}),
+    "selector": ("Service", "run-trainer", {"spec": {"selector": {"populora.dev/run": "other"}}}),
+    "manifest": ("ConfigMap", "run-config", {"data": {"run.yaml": "nothing"}}),
+    "token": ("ServiceAccount", "run-sandbox", {"automountServiceAccountToken": True}),
+    "isolation": ("NetworkPolicy", "run-default-deny", {"spec": {"policyTypes": ["Ingress"]}}),
+    "owner": ("ServiceAccount", "run-trainer", {"metadata": {"ownerReferences": None}}),
+}
+
+
+def test_children_that_are_edited_by_hand_are_put_right(api, kubelet, namespace, controller):
+    kubelet.training(NAME).limit = 2
+    run = Run.create(api, namespace, NANO)
+    run.until_step(2)
+    before = {case: essence(api.get(kind, name, namespace)) for case, (kind, name, _) in EDITS.items()}
+    for kind, name, change in EDITS.values():
+        api.patch(kind, name, change, namespace)
+    for case, (kind, name, _) in EDITS.items():
+        eventually(
+            lambda kind=kind, name=name, case=case: essence(api.get(kind, name, namespace)) == before[case],
+            f"{case} is as before",
+            otherwise=lambda kind=kind, name=name: str(essence(api.get(kind, name, namespace))),
+        )
+    kubelet.training(NAME).limit = None
+    run.until("Completed")
+
+
+def test_children_that_are_deleted_are_made_again(api, kubelet, namespace, controller):
+    training = kubelet.training(NAME)
+    training.limit = 2
+    run = Run.create(api, namespace, NANO)
+    run.until_step(2)
+    own = {name for name, child in run.children().items() if child["kind"] not in ("Pod", "ReplicaSet", "Job")}
+    old = {name: run.children()[name]["metadata"]["uid"] for name in own}
+    for child in own:
+        kind, _, name = child.partition("/")
+        api.delete(kind, name, namespace)
+    for child in own:
+        kind, _, name = child.partition("/")
+        eventually(
+            lambda kind=kind, name=name, child=child: (
+                (found := api.find(kind, name, namespace)) and found["metadata"]["uid"] != old[child]
+            ),
+            f"{child} exists again",
+        )
+    assert training.starts == 1
+    api.delete("Job", run.jobs()[-1]["metadata"]["name"], namespace)
+    eventually(lambda: training.starts == 2, "the trainer starts again", otherwise=run.explain)
+    training.limit = None
+    status = run.until("Completed")
+    assert training.first_steps == [0, 2]
+    assert status["attempts"] == 1
+
+
+# Two replicas
+
+
+@pytest.fixture
+def pair(plane, api, namespace, tmp_path) -> Iterator[tuple[Controller, Controller]]:
+    """Two replicas of one controller; each has an account of its own, so that the audit log tells them apart."""
+    first, second = (
+        Controller(plane, tmp_path, namespace, token=grant(api, namespace, f"{ACCOUNT}-{name}"), identity=name)
+        for name in ("first", "second")
+    )
+    with first:
+        first.ready()
+        eventually(lambda: leader(api, namespace) == "first", "the first leads")
+        with second:
+            yield first, second
+
+
+def leader(api: Api, namespace: str) -> str | None:
+    lease = api.find("Lease", "populora-controller", namespace)
+    return lease["spec"].get("holderIdentity") if lease else None
+
+
+def writes_of(plane: ControlPlane, namespace: str, name: str, since: int) -> list[float]:
+    """Return the times at which the API server received a replica's writes, Leases apart."""
+    requests, _ = plane.audit(since)
+    return [
+        _epoch(request["requestReceivedTimestamp"])
+        for request in requests
+        if request["user"]["username"] == user_of(namespace, f"{ACCOUNT}-{name}")
+        and request["verb"] in ("create", "update", "patch", "delete", "deletecollection")
+        and request["objectRef"]["resource"] != "leases"
+    ]
+
+
+def _epoch(stamp: str) -> float:
+    from datetime import datetime
+
+    return datetime.fromisoformat(stamp).timestamp()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fate", ["killed", "stopped", "paused"])
+def test_a_second_replica_takes_over_within_30_seconds_and_there_are_never_two_writers(
+    plane, api, kubelet, namespace, pair, fate
+):
+    first, second = pair
+    training = kubelet.training(NAME)
+    training.limit = 2
+    _, since = plane.audit(plane.audit_log.stat().st_size)
+    run = Run.create(api, namespace, NANO)
+    run.until_step(2)
+    assert writes_of(plane, namespace, "second", since) == []
+    fell = time.time()
+    assert first.process is not None
+    if fate == "killed":
+        first.kill()
+    elif fate == "stopped":
+        first.stop()
+    else:
+        os.kill(first.process.pid, signal.SIGSTOP)
+    training.limit = 5
+    run.until_step(5)
+    took = writes_of(plane, namespace, "second", since)[0] - fell
+    assert took < 30
+    if fate == "paused":
+        os.kill(first.process.pid, signal.SIGCONT)
+        time.sleep(3)
+    training.limit = None
+    run.until("Completed")
+    ours, theirs = (writes_of(plane, namespace, name, since) for name in ("first", "second"))
+    assert max(ours) < min(theirs)
+    assert training.starts == 1
+    assert second.alive
+
+
+# Namespaces
+
+
+@pytest.mark.parametrize("policy", ["Retain", "Delete"])
+def test_a_namespace_with_a_running_run_is_deleted_without_hanging(api, kubelet, namespace, controller, policy):
+    kubelet.training(NAME).limit = 2
+    run = Run.create(api, namespace, NANO, deletionPolicy=policy)
+    run.until_step(2)
+    api.delete("Namespace", namespace)
+    eventually(lambda: api.find("Namespace", namespace) is None, "the namespace is gone", seconds=120)
+
+
+def test_a_namespace_without_a_controller_is_deleted_unless_a_clean_up_was_asked_for(
+    api, kubelet, namespace, controller
+):
+    kubelet.training(NAME).limit = 2
+    run = Run.create(api, namespace, NANO)
+    run.until_step(2)
+    controller.stop()
+    api.delete("Namespace", namespace)
+    eventually(lambda: api.find("Namespace", namespace) is None, "the namespace is gone", seconds=120)
+
+
+def test_the_documented_way_out_deletes_a_run_whose_controller_is_gone(api, kubectl, kubelet, namespace, controller):
+    kubelet.training(NAME).limit = 2
+    run = Run.create(api, namespace, NANO, deletionPolicy="Delete")
+    run.until_step(2)
+    controller.stop()
+    run.delete()
+    assert not run.gone()
+    kubectl("patch", "prun", NAME, "--type=merge", "-p", '{"metadata":{"finalizers":null}}')
+    run.until_gone(seconds=10)
+
+
+def test_sigterm_ends_the_controller_in_order_and_frees_the_lease(api, namespace, controller):
+    assert leader(api, namespace) == "first"
+    assert controller.stop() == 0
+    assert leader(api, namespace) in (None, "")
+
+
+_ = ApiError
