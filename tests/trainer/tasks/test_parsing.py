@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from populora_trainer.sandbox.literals import canonical, parse_arguments
 from populora_trainer.tasks.parsing import (
     Block,
     argument_list,
@@ -120,6 +121,9 @@ def test_literals_keep_their_values(value):
         ("1,\n2,\n", "1, 2"),
         ("1 # the first", "1"),
         ("set()", "set()"),
+        ("{2, 1, 2}", "{1, 2}"),
+        ("{'b': 0x10, 'a': -0.0}", "{'b': 16, 'a': -0.0}"),
+        ("1 + 2j, b'a'", "(1+2j), b'a'"),
     ],
 )
 def test_an_argument_list_has_one_spelling(text, canonical):
@@ -128,7 +132,24 @@ def test_an_argument_list_has_one_spelling(text, canonical):
 
 @pytest.mark.parametrize(
     "text",
-    ["1), (2", "1)(2", "1).x(2", "a=1", "*a", "**a", "x for x in y", "1) or f(5", "1 2", ")", "", "x", "g(1)", "1 + 1"],
+    [
+        "1), (2",
+        "1)(2",
+        "1).x(2",
+        "a=1",
+        "*a",
+        "**a",
+        "x for x in y",
+        "1) or f(5",
+        "1 2",
+        ")",
+        "",
+        "x",
+        "g(1)",
+        "1 + 1",
+        "1], [2",
+        "1e999",
+    ],
 )
 def test_what_is_no_list_of_literal_arguments_is_refused(text):
     assert argument_list(text) is None
@@ -139,6 +160,19 @@ def test_what_is_no_list_of_literal_arguments_is_refused(text):
 )
 def test_what_is_not_one_literal_is_refused(text):
     assert literal_text(text) is None
+
+
+@given(st.lists(LITERALS, min_size=1, max_size=3))
+def test_what_is_well_formed_here_is_what_the_verifier_reads(values):
+    text = argument_list(", ".join(map(repr, values)))
+    assert text is not None
+    assert repr(parse_arguments(text)) == repr(tuple(values))
+    assert literal_text(repr(values)) == canonical(values, as_written=True)
+
+
+def test_the_length_of_a_value_is_no_matter_of_form():
+    long = repr("x" * 9000)
+    assert (argument_list(long), literal_text(long)) == (long, long)
 
 
 def test_normalisation_forgets_layout_and_keeps_names():

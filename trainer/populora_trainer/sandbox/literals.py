@@ -86,18 +86,15 @@ def parse_literal(text: str, max_chars: int = DEFAULT_MAX_CHARS) -> object:
 def parse_arguments(text: str, max_chars: int = DEFAULT_MAX_CHARS) -> tuple[object, ...]:
     """Return the values of a positional argument list, e.g. of `3, [1, 2]`; blank text is no argument at all.
 
-    Keyword arguments and `*unpacking` are not literals and are refused.
+    The text may have several lines, comments and a last comma, as between the parentheses of a call. Keyword arguments
+    and `*unpacking` are not literals and are refused.
 
     Raises:
         NotLiteral, TooLarge: as `parse_literal`.
     """
-    bracketed = f"[{text.strip()}]"
-    node = _parse(bracketed, max_chars + 2)
-    # The one list must begin at the first and end at the last character: `1], [2` closes the bracket itself.
-    ends = (node.lineno, node.col_offset) == (1, 0) and node.end_col_offset == len(
-        bracketed.rsplit("\n", 1)[-1].encode()
-    )
-    if not (isinstance(node, ast.List) and ends and node.end_lineno == bracketed.count("\n") + 1):
+    # Text that closes the bracket itself, such as `1], [2`, makes something else than one list.
+    node = _parse(f"[\n{text.strip()}\n]", max_chars + 4)
+    if not isinstance(node, ast.List):
         raise NotLiteral("not a list of arguments")
     return tuple([_evaluate(element, 0) for element in node.elts])
 

@@ -3,11 +3,15 @@
 import ast
 import functools
 import re
+import sys
 import warnings
 from typing import NamedTuple
 
+from populora_trainer.sandbox import literals
+
 _LONE_CLOSE = re.compile(r"</think>[ \t]*$", re.MULTILINE)
 _ENTRY_NAME = "f"
+_ANY_LENGTH = sys.maxsize // 8  # how long a value may be is the verifier's verdict, and no matter of form
 
 
 class Block(NamedTuple):
@@ -102,11 +106,10 @@ def argument_list(text: str) -> str | None:
     The text is what stands between the parentheses of a call, on one or several lines, with at least one argument. A
     sole tuple keeps its parentheses: `(1, 2)` is one argument, `1, 2` are two.
     """
-    call = _single_expression(f"{_ENTRY_NAME}(\n{text}\n)")
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.keywords or not call.args:
+    try:
+        return literals.canonical_arguments(literals.parse_arguments(text, _ANY_LENGTH), _ANY_LENGTH) or None
+    except (literals.NotLiteral, literals.TooLarge):
         return None
-    arguments = [_canonical(argument) for argument in call.args]
-    return None if None in arguments else ", ".join(filter(None, arguments))
 
 
 def literal_text(text: str) -> str | None:
@@ -114,20 +117,7 @@ def literal_text(text: str) -> str | None:
 
     A tuple without parentheses, `1, 2`, counts as the tuple it is in Python.
     """
-    value = _single_expression(text.strip())
-    return None if value is None else _canonical(value)
-
-
-def _single_expression(source: str) -> ast.expr | None:
-    tree = parse_source(source)
-    if tree is None or len(tree.body) != 1 or not isinstance(tree.body[0], ast.Expr):
-        return None
-    return tree.body[0].value
-
-
-def _canonical(node: ast.expr) -> str | None:
     try:
-        ast.literal_eval(node)
-        return ast.unparse(node)
-    except (ValueError, TypeError, MemoryError, RecursionError):
+        return literals.canonical(literals.parse_literal(text, _ANY_LENGTH), _ANY_LENGTH, as_written=True)
+    except (literals.NotLiteral, literals.TooLarge):
         return None
