@@ -7,8 +7,9 @@ import pytest
 from click.testing import CliRunner
 
 from populora_trainer.commands.report import command
-from populora_trainer.diagnostics.report import load, render, summarise
+from populora_trainer.diagnostics.report import load, render
 from populora_trainer.diagnostics.report_data import load_run
+from populora_trainer.diagnostics.report_numbers import summarise
 from populora_trainer.errors import PopuloraError
 
 HOSTILE = "<script>alert(1)</script>"

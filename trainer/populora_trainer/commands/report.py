@@ -21,7 +21,8 @@ from populora_trainer.errors import PopuloraError
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers; write no page unless -o is given.")
 def command(folders: tuple[Path, ...], output: Path | None, as_json: bool) -> None:
     """Draw runs as one self-contained HTML page; several are set side by side, as a population and its baseline."""
-    from populora_trainer.diagnostics.report import load, render, summarise
+    from populora_trainer.diagnostics.report import load, render
+    from populora_trainer.diagnostics.report_numbers import summarise
 
     runs = load(folders)
     if output is None and not as_json:

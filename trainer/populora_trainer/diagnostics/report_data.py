@@ -9,6 +9,7 @@ import yaml
 
 from populora_trainer.errors import PopuloraError
 from populora_trainer.population.lineage import Relative, family
+from populora_trainer.population.members import order_key
 from populora_trainer.storage.local import LocalStore
 from populora_trainer.storage.logs import read_log
 
@@ -140,6 +141,24 @@ def number(record: object, *path: str) -> float | None:
 def place(name: str) -> str:
     """Return the line of succession that a member's name belongs to: t0 for t0-g7."""
     return name.partition("-g")[0]
+
+
+def role_of(name: str) -> str:
+    """Return teacher, student or agent, by a member's name."""
+    return {"t": "teacher", "s": "student"}.get(name[:1], "agent")
+
+
+def order(name: str) -> tuple[str, int, int]:
+    """Return a sort key by number; names that no run makes are sorted as text."""
+    try:
+        return order_key(name)
+    except (ValueError, IndexError):
+        return name, 0, 0
+
+
+def seniority(name: str) -> tuple[bool, tuple[str, int, int]]:
+    """Teachers first, then by number."""
+    return role_of(name) != "teacher", order(name)
 
 
 def _at(value: object, *path: str) -> object:
