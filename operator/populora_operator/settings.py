@@ -1,6 +1,6 @@
 """What the controller was started with."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
@@ -79,7 +79,7 @@ class Settings:
 
     lease: LeaseSettings
     namespaces: tuple[str, ...] = ()
-    images: Images = Images()
+    images: Images = field(default_factory=Images)
     metrics_port: int = 8080
     health_port: int = 8081
     workers: int = 8

@@ -1,7 +1,7 @@
 """A cluster that only writes while this replica leads."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TypeVar
 
 from populora_operator.cluster.kinds import Kind
@@ -38,13 +38,15 @@ class FencedCluster:
         """Return an object as it is now."""
         return await self._inner.get(kind, namespace, name)
 
-    async def list(self, kind: Kind, namespace: str | None, selector: str, more: str = "") -> Page:
-        """Return a page of the objects in a namespace (None: in all) whose labels match."""
-        return await self._inner.list(kind, namespace, selector, more)
+    async def list(
+        self, kind: Kind, namespace: str | None, selector: str = "", *, fields: str = "", more: str = ""
+    ) -> Page:
+        """Return a page of the objects in a namespace (None: in all) whose labels and fields match."""
+        return await self._inner.list(kind, namespace, selector, fields=fields, more=more)
 
     def watch(
         self, kind: Kind, namespace: str | None, selector: str, resource_version: str, seconds: int
-    ) -> AsyncIterator[WatchEvent]:
+    ) -> AsyncGenerator[WatchEvent, None]:
         """Yield what happens from a resource version on."""
         return self._inner.watch(kind, namespace, selector, resource_version, seconds)
 

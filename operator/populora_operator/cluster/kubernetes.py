@@ -6,13 +6,14 @@ The typed models of that package are left out: they are slow and drop fields tha
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 from urllib.parse import urlencode
 
 import aiohttp
 from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
+from kubernetes.aio.client.rest import RESTClientObject
 
 from populora_operator.cluster.errors import from_answer
 from populora_operator.cluster.kinds import Kind
@@ -41,6 +42,12 @@ OnRequest = Callable[[str, str, int, float], None]
 """Called after every request with verb, plural name, HTTP status (0: none) and seconds."""
 
 
+def connector(configuration: Configuration) -> aiohttp.TCPConnector:
+    """Return connections to the API server of a configuration, for clients that are not of this package."""
+    context = RESTClientObject(configuration).ssl_context
+    return aiohttp.TCPConnector(limit=0, ssl=context)
+
+
 class KubernetesCluster:
     """A `Cluster` over HTTP; a context manager that closes its connections."""
 
@@ -58,16 +65,18 @@ class KubernetesCluster:
         """Return an object as it is now."""
         return await self._request("get", "GET", kind, kind.path(namespace, name))
 
-    async def list(self, kind: Kind, namespace: str | None, selector: str, more: str = "") -> Page:
-        """Return a page of the objects in a namespace (None: in all) whose labels match."""
-        query = {"labelSelector": selector, "limit": str(PAGE_SIZE), "continue": more}
+    async def list(
+        self, kind: Kind, namespace: str | None, selector: str = "", *, fields: str = "", more: str = ""
+    ) -> Page:
+        """Return a page of the objects in a namespace (None: in all) whose labels and fields match."""
+        query = {"labelSelector": selector, "fieldSelector": fields, "limit": str(PAGE_SIZE), "continue": more}
         answer = await self._request("list", "GET", kind, kind.path(namespace), query, seconds=60.0)
         metadata = answer.get("metadata") or {}
         return Page(answer.get("items") or [], metadata.get("resourceVersion", ""), metadata.get("continue") or "")
 
     async def watch(
         self, kind: Kind, namespace: str | None, selector: str, resource_version: str, seconds: int
-    ) -> AsyncIterator[WatchEvent]:
+    ) -> AsyncGenerator[WatchEvent, None]:
         """Yield what happens from a resource version on; ends after some seconds, or when the connection does."""
         query = {
             "labelSelector": selector,

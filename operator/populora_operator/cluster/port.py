@@ -1,6 +1,6 @@
 """What the controller asks of an API server, and what may go wrong."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -105,13 +105,15 @@ class Cluster(Protocol):
         """Return an object as it is now."""
         ...
 
-    async def list(self, kind: Kind, namespace: str | None, selector: str, more: str = "") -> Page:
-        """Return a page of the objects in a namespace (None: in all) whose labels match."""
+    async def list(
+        self, kind: Kind, namespace: str | None, selector: str = "", *, fields: str = "", more: str = ""
+    ) -> Page:
+        """Return a page of the objects in a namespace (None: in all) whose labels and fields match."""
         ...
 
     def watch(
         self, kind: Kind, namespace: str | None, selector: str, resource_version: str, seconds: int
-    ) -> AsyncIterator[WatchEvent]:
+    ) -> AsyncGenerator[WatchEvent, None]:
         """Yield what happens from a resource version on; ends after some seconds, or when the connection does."""
         ...
 

@@ -1,0 +1,209 @@
+"""The process: connects, serves metrics and health, contends for the Lease, and reconciles while it leads."""
+
+import asyncio
+import contextlib
+import logging
+import random
+import signal
+import time
+from collections.abc import Callable
+
+import aiohttp
+import click
+from kubernetes.aio.client.configuration import Configuration
+
+from populora_operator.builders.context import Facts
+from populora_operator.cluster.connection import NoClusterError, configuration
+from populora_operator.cluster.fenced import FencedCluster
+from populora_operator.cluster.kinds import CHILDREN, POD, POD_MONITOR, RUN, Kind
+from populora_operator.cluster.kubernetes import KubernetesCluster
+from populora_operator.cluster.port import Cluster, ClusterError, NotLeadingError, UnavailableError
+from populora_operator.handlers import Session, registry, watch_runs
+from populora_operator.health import Health
+from populora_operator.leadership import Leadership
+from populora_operator.metrics import Metrics
+from populora_operator.progress import Reader
+from populora_operator.queue import Key, WorkQueue
+from populora_operator.reconciler import AgainError, Reconciler
+from populora_operator.servers import serve
+from populora_operator.settings import VERSION, Settings
+from populora_operator.store import Store
+from populora_operator.watches import ChildWatch
+
+logger = logging.getLogger(__name__)
+
+DEFINITION_PAUSE_SECONDS = 3.0
+KOPF_PAUSE_SECONDS = 2.0
+
+
+def run(settings: Settings) -> int:
+    """Run the controller until SIGTERM or Ctrl-C, and return the exit code."""
+    try:
+        return asyncio.run(_main(settings))
+    except NoClusterError as error:
+        click.echo(f"Error: {error}", err=True)
+    except OSError as error:
+        ports = f"--metrics-port {settings.metrics_port}, --health-port {settings.health_port}"
+        click.echo(f"Error: {ports}: cannot serve there: {error.strerror or error}.", err=True)
+    return 1
+
+
+async def _main(settings: Settings) -> int:
+    loop, stopping = asyncio.get_running_loop(), asyncio.Event()
+
+    def take_signals() -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stopping.set)
+
+    take_signals()
+    metrics, health = Metrics(), Health()
+    api = await configuration(settings.kubeconfig, settings.context)
+    async with KubernetesCluster(api, metrics.request) as cluster:
+        leadership = Leadership(cluster, settings.lease, on_contact=lambda: health.alive("lease"))
+        health.alive("lease")
+        metrics.leading, metrics.watch_ages = lambda: leadership.leading, health.ages
+        started = asyncio.Event()
+        async with serve(metrics, settings.metrics_port, settings.health_port, health.problems, ready=started.is_set):
+            logger.info("populora controller %s at %s", VERSION, api.host)
+            controller = Controller(cluster, api, leadership, settings, metrics, health, take_signals)
+            work = asyncio.create_task(_contend(cluster, leadership, controller, started))
+            stop = asyncio.create_task(stopping.wait())
+            await asyncio.wait((work, stop), return_when=asyncio.FIRST_COMPLETED)
+            stop.cancel()
+            work.cancel()
+            results = await asyncio.gather(work, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError):
+            logger.error("the controller ends: %s", result, exc_info=result)
+            return 1
+    logger.info("stopped")
+    return 0
+
+
+async def _contend(cluster: Cluster, leadership: Leadership, controller: "Controller", started: asyncio.Event) -> None:
+    await _wait_for_definition(cluster)
+    started.set()
+    await leadership.run(controller.lead)
+
+
+async def _wait_for_definition(cluster: Cluster) -> None:
+    """Wait until the API server knows PopulationRun: the definition may be installed after the controller."""
+    while True:
+        try:
+            if await cluster.serves(RUN):
+                return
+            logger.warning("the API server does not know %s.%s yet: install the chart's CRD", RUN.plural, RUN.group)
+        except ClusterError as error:
+            logger.warning("the API server is not there yet: %s", error)
+        await asyncio.sleep(DEFINITION_PAUSE_SECONDS)
+
+
+class Controller:
+    """What a replica does while it leads. Everything is made anew for each term and forgotten after it."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        api: Configuration,
+        leadership: Leadership,
+        settings: Settings,
+        metrics: Metrics,
+        health: Health,
+        take_signals: Callable[[], None],
+    ):
+        self._cluster, self._api, self._leadership, self._settings = cluster, api, leadership, settings
+        self._metrics, self._health, self._take_signals = metrics, health, take_signals
+
+    async def lead(self) -> None:
+        """Watch and reconcile until cancelled."""
+        cluster = FencedCluster(self._cluster, self._leadership.remaining)
+        store, queue = Store(), WorkQueue()
+        monitors = Discovery(cluster, POD_MONITOR)
+        connector = aiohttp.TCPConnector(limit=64, force_close=True)
+        async with aiohttp.ClientSession(connector=connector) as session, asyncio.TaskGroup() as tasks:
+            await monitors.look()
+            reconciler = Reconciler(
+                cluster, store, Reader(session), self._settings, facts=lambda: Facts(pod_monitors=monitors.served)
+            )
+            self._metrics.queue_depth, self._metrics.statuses = lambda: len(queue), reconciler.statuses
+            watches = [
+                ChildWatch(cluster, kind, namespace, store, self._health, queue.add)
+                for kind in (*CHILDREN, POD)
+                for namespace in self._settings.namespaces or (None,)
+                if kind is not POD_MONITOR or monitors.served
+            ]
+            try:
+                for watch in watches:
+                    tasks.create_task(watch.run())
+                await asyncio.gather(*(watch.listed.wait() for watch in watches))
+                for key in store.runs():
+                    queue.add(key)
+                tasks.create_task(self._watch_runs(queue, reconciler))
+                for _ in range(self._settings.workers):
+                    tasks.create_task(self._work(queue, reconciler))
+                await asyncio.Event().wait()
+            finally:
+                queue.close()
+                self._metrics.queue_depth, self._metrics.statuses = lambda: 0, tuple
+
+    async def _watch_runs(self, queue: WorkQueue, reconciler: Reconciler) -> None:
+        def enqueue(key: Key, version: str) -> None:
+            if not reconciler.is_known(key, version):
+                queue.add(key)
+
+        source = RUN.plural
+        session = Session(self._api, lambda: self._health.alive(source))
+        handlers = registry(enqueue, session.open)
+        self._health.alive(source)
+        try:
+            while True:
+                try:
+                    await watch_runs(handlers, self._settings.namespaces, self._take_signals)
+                except UnavailableError as error:
+                    logger.warning("%s: again in %.0f s", error, KOPF_PAUSE_SECONDS)
+                await asyncio.sleep(KOPF_PAUSE_SECONDS)
+        finally:
+            self._health.forget(source)
+
+    async def _work(self, queue: WorkQueue, reconciler: Reconciler) -> None:
+        while True:
+            work = await queue.take()
+            started = time.perf_counter()
+            error: Exception | None = None
+            try:
+                again = await reconciler.reconcile(work)
+                queue.succeed(work.key)
+                if again is None:
+                    queue.forget(work.key)
+                else:
+                    # Spread out, so that runs that were created together are not looked at together for ever.
+                    queue.add_after(work.key, again * random.uniform(0.9, 1.0))
+            except AgainError as caught:
+                queue.fail(work.key)
+                logger.debug("%s/%s: %s", *work.key, caught)
+            except ClusterError as caught:
+                error = caught
+                seconds = queue.fail(work.key, caught.retry_after or 0.0)
+                level = logging.DEBUG if isinstance(caught, NotLeadingError) else logging.WARNING
+                logger.log(level, "%s/%s: again in %.1f s: %s", *work.key, seconds, caught)
+            except Exception as caught:
+                # A defect that one run brings to light must not take the others with it.
+                error = caught
+                seconds = queue.fail(work.key)
+                logger.exception("%s/%s: again in %.1f s", *work.key, seconds)
+            finally:
+                queue.done(work.key)
+                self._metrics.reconciled(started, error)
+
+
+class Discovery:
+    """Whether the cluster knows a kind that is not in every cluster."""
+
+    def __init__(self, cluster: Cluster, kind: Kind):
+        self._cluster, self._kind = cluster, kind
+        self.served = False
+
+    async def look(self) -> None:
+        """Ask the API server; where it does not answer, nothing is new."""
+        with contextlib.suppress(ClusterError):
+            self.served = await self._cluster.serves(self._kind)

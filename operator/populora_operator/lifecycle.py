@@ -1,0 +1,230 @@
+"""Where a run is in its life, decided anew each time from what is recorded in its status and what its children say.
+
+Nothing else is remembered, so a controller that is killed anywhere goes on where another one would:
+
+- `status.attempts` names the trainer's Job. A charged failure is charged by writing attempts + 1; only then is the next
+  Job made. Killed before the write, the same failed Job is found and charged once; killed after it, the next Job is
+  missing and made.
+- A failure that is not charged leaves attempts as they are: the Job is deleted and made again under its name. Killed
+  between the two, the Job is missing and made.
+- A run ends by the write of Completed or Failed; only then are its children taken away. A run that has ended is never
+  started again, whatever happens to its Jobs.
+- `status.evaluatedStep` is written when an evaluation has ended, and an evaluated step is not evaluated again.
+- The clock of activeDeadlineSeconds is `status.activeSeconds` and the time of the condition Suspended, which are
+  written together.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import Enum, auto
+
+from populora_api.status import EvaluationResult
+from populora_operator import failures, names
+from populora_operator.builders.context import Context
+from populora_operator.failures import Failure
+from populora_operator.observed import Job, Observed, Pod
+from populora_operator.progress import read_scores
+from populora_operator.subject import Subject
+
+CLEANUP_PATIENCE = timedelta(minutes=30)
+CLEANUP_TRIES = 3
+
+
+class Stage(Enum):
+    """Where a run is in its life."""
+
+    INVALID = auto()  # the spec cannot be read: what there is stays as it is
+    BLOCKED = auto()  # a podTemplate is refused: what there is stays as it is
+    TRAINING = auto()
+    SUSPENDED = auto()  # asked to be; pods may still be ending
+    EVALUATING = auto()  # all steps are done
+    COMPLETED = auto()
+    FAILED = auto()
+    DELETING = auto()  # the object goes once what is stored is deleted
+    GONE = auto()  # the object goes, and the garbage collector takes the children
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is to be.
+
+    Attributes:
+        stage: where the run is.
+        attempt: number of the trainer's Job, from 1.
+        failure: why the run has failed, or why its trainer is started again.
+        restart: the trainer's Job is to be deleted, to be made again.
+        evaluate: step that is to be evaluated now.
+        evaluated: last step whose evaluation has ended.
+        scores: of evaluations that have just ended.
+        evaluation_failure: why the evaluation that has just ended failed.
+    """
+
+    stage: Stage
+    attempt: int = 1
+    failure: Failure | None = None
+    restart: bool = False
+    evaluate: int | None = None
+    evaluated: int | None = None
+    scores: tuple[EvaluationResult, ...] = ()
+    evaluation_failure: Failure | None = None
+
+
+def decide(subject: Subject, context: Context | None, observed: Observed, step: int | None, now: datetime) -> Decision:
+    """Return what is to be.
+
+    Args:
+        subject: the run as the API server has it.
+        context: the same for builders; None where the spec is not valid.
+        observed: its children.
+        step: last step that the trainer has told.
+        now: the time, with its zone.
+    """
+    attempt = _attempt(subject, observed)
+    evaluated = subject.status.evaluated_step
+    if subject.deleted_at is not None:
+        return Decision(Stage.DELETING if subject.held else Stage.GONE, attempt, evaluated=evaluated)
+    if has_ended(subject):
+        ended = Stage.COMPLETED if subject.is_true("Completed") else Stage.FAILED
+        return Decision(ended, attempt, evaluated=evaluated)
+    if context is None:
+        return Decision(Stage.INVALID, attempt, evaluated=evaluated)
+    if subject.refused:
+        return Decision(Stage.BLOCKED, attempt, evaluated=evaluated)
+    if (late := _too_late(subject, context, now)) is not None:
+        return Decision(Stage.FAILED, attempt, late, evaluated=evaluated)
+    job = _own_job(subject, observed, names.trainer_job(subject.name, attempt))
+    if subject.status.phase == "Evaluating" or (job is not None and job.complete):
+        return _after_training(subject, context, observed, attempt)
+    if context.spec.suspend:
+        return Decision(Stage.SUSPENDED, attempt, evaluated=evaluated)
+    return _training(subject, context, observed, job, attempt, step)
+
+
+def has_ended(subject: Subject) -> bool:
+    """Whether the run has ended for good. An invalid spec is no end: it can be corrected."""
+    failed = subject.condition("Failed")
+    return subject.is_true("Completed") or (
+        failed is not None and failed.status == "True" and failed.reason != "InvalidSpec"
+    )
+
+
+def active_seconds(subject: Subject, now: datetime) -> int:
+    """Return for how long the run was not suspended until now."""
+    before = subject.status.active_seconds or 0
+    suspended = subject.condition("Suspended")
+    if suspended is None or suspended.status == "True":
+        return before
+    return before + max(0, int((now - suspended.last_transition_time).total_seconds()))
+
+
+def expires_at(subject: Subject) -> datetime | None:
+    """Return when a run that has ended is to be deleted, None for one that has not or that stays."""
+    if subject.run is None or subject.run.spec.ttl_seconds_after_finished is None or not has_ended(subject):
+        return None
+    ended = [subject.condition(kind) for kind in ("Completed", "Failed") if subject.is_true(kind)]
+    at = min(condition.last_transition_time for condition in ended if condition is not None)
+    return at + timedelta(seconds=subject.run.spec.ttl_seconds_after_finished)
+
+
+def live_pods(observed: Observed, *components: str) -> list[Pod]:
+    """Return the pods of some components that have not ended, also of earlier runs of the name."""
+    return [pod for component in components for pod in observed.pods(component) if not pod.ended]
+
+
+def _attempt(subject: Subject, observed: Observed) -> int:
+    """Return the number of the present attempt: the recorded one, or where the record is lost, that of the last Job."""
+    numbers = [names.attempt_of(subject.name, job.name) or 0 for job in observed.jobs if job.owner == subject.uid]
+    return max([1, subject.status.attempts or 0, *numbers])
+
+
+def _own_job(subject: Subject, observed: Observed, name: str) -> Job | None:
+    job = observed.job(name)
+    return job if job is not None and job.owner == subject.uid else None
+
+
+def _too_late(subject: Subject, context: Context, now: datetime) -> Failure | None:
+    deadline = context.spec.active_deadline_seconds
+    if deadline is None or (active := active_seconds(subject, now)) < deadline:
+        return None
+    return Failure(
+        "DeadlineExceeded",
+        f"The run was not suspended for {active} s; spec.activeDeadlineSeconds allows {deadline}.",
+        final=True,
+    )
+
+
+def _training(
+    subject: Subject, context: Context, observed: Observed, job: Job | None, attempt: int, step: int | None
+) -> Decision:
+    evaluation = _evaluation_on_the_way(subject, context, observed, step)
+    failure: Failure | None = None
+    restart = False
+    if job is not None and job.failed is not None:
+        failure = failures.of_job(job, observed.pods_of(job))
+        if not failure.charged:
+            restart = True
+        elif failure.final or attempt > context.spec.retries:
+            tries = f"Attempt {attempt} of {context.spec.retries + 1}: " if not failure.final else ""
+            ended = Failure(failure.reason, f"{tries}{failure.message}", final=True)
+            return Decision(Stage.FAILED, attempt, ended, evaluated=evaluation.evaluated, scores=evaluation.scores)
+        else:
+            attempt += 1
+    elif job is not None and not job.complete and job.digest != context.training_digest:
+        restart = True
+        failure = Failure("Restarting", f"The spec has changed since {job.name} was started.", charged=False)
+    return Decision(
+        Stage.TRAINING,
+        attempt,
+        failure,
+        restart,
+        evaluation.evaluate,
+        evaluation.evaluated,
+        evaluation.scores,
+        evaluation.evaluation_failure,
+    )
+
+
+def _evaluation_on_the_way(subject: Subject, context: Context, observed: Observed, step: int | None) -> Decision:
+    """Decide on evaluations while training goes on: the newest due step, one at a time."""
+    spec, done = context.spec, subject.status.evaluated_step
+    every = spec.evaluation.every_steps
+    if not spec.evaluation.suites or not every:
+        return Decision(Stage.TRAINING, evaluated=done)
+    reached = step if step is not None else subject.status.step or 0
+    due = reached // every * every
+    running = [
+        number
+        for job in observed.jobs
+        if job.owner == subject.uid and (number := names.step_of(subject.name, job.name)) is not None
+        if number > (done or 0)
+    ]
+    due = min(running, default=due)
+    if due <= (done or 0) or due >= spec.training.steps:
+        return Decision(Stage.TRAINING, evaluated=done)
+    return _evaluation(subject, observed, due, done)
+
+
+def _evaluation(subject: Subject, observed: Observed, step: int, done: int | None) -> Decision:
+    job = _own_job(subject, observed, names.evaluation_job(subject.name, step))
+    if job is None or not job.finished:
+        return Decision(Stage.EVALUATING, evaluate=step, evaluated=done)
+    pods = observed.pods_of(job)
+    if job.complete:
+        return Decision(Stage.EVALUATING, evaluated=step, scores=read_scores(pods, step))
+    cause = failures.of_job(job, pods)
+    failure = Failure("EvaluationFailed", f"The evaluation of step {step} failed: {cause.message}", final=True)
+    return Decision(Stage.EVALUATING, evaluated=step, evaluation_failure=failure)
+
+
+def _after_training(subject: Subject, context: Context, observed: Observed, attempt: int) -> Decision:
+    done, last = subject.status.evaluated_step, context.spec.training.steps
+    if not context.spec.evaluation.suites or (done is not None and done >= last):
+        return Decision(Stage.COMPLETED, attempt, evaluated=done)
+    if context.spec.suspend:
+        return Decision(Stage.SUSPENDED, attempt, evaluated=done)
+    evaluation = _evaluation(subject, observed, last, done)
+    if evaluation.evaluate is not None:
+        return Decision(Stage.EVALUATING, attempt, evaluate=last, evaluated=done)
+    if evaluation.evaluation_failure is not None:
+        return Decision(Stage.FAILED, attempt, evaluation.evaluation_failure, evaluated=last)
+    return Decision(Stage.COMPLETED, attempt, evaluated=last, scores=evaluation.scores)

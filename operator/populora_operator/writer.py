@@ -1,0 +1,129 @@
+"""Carries changes to the API server, and says what stood in the way."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from populora_operator.cluster.kinds import Kind
+from populora_operator.cluster.port import (
+    AlreadyExistsError,
+    Cluster,
+    ClusterError,
+    ConflictError,
+    ForbiddenError,
+    InvalidError,
+    NamespaceTerminatingError,
+    Object,
+    QuotaExceededError,
+)
+from populora_operator.failures import Failure
+from populora_operator.memory import RunMemory
+from populora_operator.names import CHILDREN_MANAGER
+from populora_operator.observed import child
+from populora_operator.plan import Change
+from populora_operator.store import Store
+from populora_operator.subject import Subject
+
+logger = logging.getLogger(__name__)
+
+_MESSAGE_LENGTH = 700
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How it went.
+
+    Attributes:
+        done: changes that were made.
+        obstacle: why the API server refuses a child, None where it does not.
+        terminating: the namespace is being deleted, so that nothing can be made in it.
+        conflict: something changed meanwhile, so that another pass is needed at once.
+    """
+
+    done: tuple[Change, ...] = ()
+    obstacle: Failure | None = None
+    terminating: bool = False
+    conflict: bool = False
+
+
+class Writer:
+    """Makes changes one after the other; a refusal of one child does not keep the others from being made."""
+
+    def __init__(self, cluster: Cluster, store: Store):
+        self._cluster, self._store = cluster, store
+
+    async def carry_out(self, changes: Sequence[Change], subject: Subject, memory: RunMemory) -> Outcome:
+        """Make changes.
+
+        Raises:
+            ClusterError: the API server cannot be reached, or this replica does not lead; the rest is left undone.
+        """
+        done: list[Change] = []
+        obstacle: Failure | None = None
+        conflict = False
+        for change in changes:
+            try:
+                await self._make(change, subject, memory)
+                done.append(change)
+            except NamespaceTerminatingError as error:
+                logger.info("%s/%s: %s", subject.namespace, subject.name, error)
+                return Outcome(tuple(done), obstacle, terminating=True)
+            except NameTakenError as error:
+                obstacle = obstacle or Failure("NameTaken", str(error))
+            except ConflictError as error:
+                logger.debug("%s/%s: %s", subject.namespace, subject.name, error)
+                conflict = True
+            except (ForbiddenError, InvalidError) as error:
+                obstacle = obstacle or _refusal(change, error)
+        return Outcome(tuple(done), obstacle, conflict=conflict)
+
+    async def _make(self, change: Change, subject: Subject, memory: RunMemory) -> None:
+        if change.action == "delete":
+            memory.applied.pop(change.where, None)
+            await self._cluster.delete(
+                change.kind, subject.namespace, change.where[1], uid=change.uid, propagation=change.propagation
+            )
+            return
+        assert change.wanted is not None
+        manifest = change.wanted.build()
+        if change.action == "create":
+            try:
+                made = await self._cluster.apply(change.kind, manifest, manager=CHILDREN_MANAGER, create=True)
+            except AlreadyExistsError:
+                made = await self._recover(change, manifest, subject)
+        else:
+            made = await self._repair(change.kind, manifest, str(change.uid))
+        self._store.put(change.kind, made)
+        memory.note_applied(child(change.kind, made), change.wanted.digest)
+
+    async def _recover(self, change: Change, manifest: Object, subject: Subject) -> Object:
+        """Repair a child of ours that is not seen any more, e.g. because its labels were taken away.
+
+        Raises:
+            NameTakenError: it is not ours.
+        """
+        kind, name = change.kind, change.where[1]
+        page = await self._cluster.list(kind, subject.namespace, fields=f"metadata.name={name}")
+        for item in page.items:
+            metadata = item["metadata"]
+            if any(owner.get("uid") == subject.uid for owner in metadata.get("ownerReferences") or ()):
+                return await self._repair(kind, manifest, metadata["uid"])
+            raise NameTakenError(f"The {kind.kind} {name} exists and belongs to something else.")
+        raise ConflictError(f"the {kind.kind} {name} came and went")
+
+    async def _repair(self, kind: Kind, manifest: Object, uid: str) -> Object:
+        repaired = {**manifest, "metadata": {**manifest["metadata"], "uid": uid}}
+        return await self._cluster.apply(kind, repaired, manager=CHILDREN_MANAGER)
+
+
+class NameTakenError(ClusterError):
+    """An object of the name exists and is not the run's."""
+
+
+def _refusal(change: Change, error: ClusterError) -> Failure:
+    if isinstance(error, QuotaExceededError):
+        reason = "QuotaExceeded"
+    else:
+        reason = "Forbidden" if isinstance(error, ForbiddenError) else "InvalidChild"
+    message = " ".join(str(error).split())[:_MESSAGE_LENGTH]
+    return Failure(reason, f"{change.where[0]} {change.where[1]}: {message}")
