@@ -174,7 +174,7 @@ def open_session(
         ManifestError: the manifest needs a part that only a cluster has, or does not fit the run that is there.
         PopuloraError: the base, the run's folder or the verifier's isolation cannot be had.
     """
-    refuse(local_refusals(manifest) + _held_out_refusals(manifest))
+    refuse(local_refusals(manifest) + _dtype_refusals(manifest) + _held_out_refusals(manifest))
     spec = manifest.spec
     store = open_store(spec.storage.uri, create=True)
     with (
@@ -288,6 +288,18 @@ def _learner_settings(manifest: PopulationRun, members: tuple[Member, ...]) -> L
         gradient_clip_norm=training.gradient_clip_norm,
         batch_tokens=training.tokens_per_micro_batch,
     )
+
+
+def _dtype_refusals(manifest: PopulationRun) -> list[Problem]:
+    """Refuse float16: its range loses small gradients, and today's bases overflow in it, which no loss scale mends."""
+    dtype = manifest.spec.base_model.dtype
+    if dtype != "float16":
+        return []
+    text = (
+        f"{dtype} is not allowed for training: bases trained in bfloat16 overflow in its range and small gradients "
+        f"vanish; allowed are bfloat16, and float32 for accelerators without it"
+    )
+    return [Problem("", "spec.baseModel.dtype", text)]
 
 
 def _held_out_refusals(manifest: PopulationRun) -> list[Problem]:

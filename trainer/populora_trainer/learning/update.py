@@ -162,7 +162,8 @@ class Learner:
     threads, and on accelerators with deterministic algorithms (`base_model.use_deterministic_algorithms`).
 
     Args:
-        population: the adapters and their base model; computed in the dtype of the base, with fp32 masters.
+        population: the adapters and their base model; computed in the dtype of the base, bfloat16 or float32, with fp32
+            masters; there is no loss scaling, so float16 is refused before (`session.py`).
         pad_id: fills up shorter rows; never attended to.
 
     Raises:
