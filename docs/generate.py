@@ -118,8 +118,8 @@ def populationrun_page() -> str:
     out = io.StringIO()
     out.write(f"""# PopulationRun
 
-{GENERATED} `kubectl explain prun.spec` says the same in a terminal, `populora validate FILE` what is wrong with a
-manifest.
+{GENERATED}
+`kubectl explain prun.spec` says the same in a terminal, `populora validate FILE` what is wrong with a manifest.
 
 API version `populora.dev/v1alpha1`, kind `PopulationRun`, short name `prun`, category `populora`. The API server fills
 in the defaults below; they are the paper's (arXiv 2605.16727) unless a description says otherwise. Fields marked
@@ -169,7 +169,8 @@ def conditions_page() -> str:
     out = io.StringIO()
     out.write(f"""# Conditions and reasons
 
-{GENERATED} `kubectl describe prun NAME` shows a run's conditions and Events; `status.reason`, in
+{GENERATED}
+`kubectl describe prun NAME` shows a run's conditions and Events; `status.reason`, in
 `kubectl get prun -o wide`, is the reason that explains the phase. Each condition has a message for a person and the
 generation of the spec that it speaks of. An Event is told once and kept by the cluster for an hour or so.
 
@@ -208,7 +209,8 @@ def cli_page() -> str:
     out = io.StringIO()
     out.write(f"# Command line\n\n{GENERATED} `populora COMMAND --help` says the same.\n\n")
     out.write(
-        "Exit codes: 0 done, 42 the manifest is wrong, 130 interrupted, 143 ended by SIGTERM, 2 the call is wrong, 1 any other error.\n"
+        "Exit codes: 0 done, 42 the manifest is wrong, 130 interrupted, 143 ended by SIGTERM, 2 the call is wrong, "
+        "1 any other error.\n"
     )
     for path, command, context in commands(populora, "populora"):
         usage = " ".join(command.collect_usage_pieces(context))
@@ -233,7 +235,24 @@ def cli_page() -> str:
 
 def metrics_page() -> str:
     """Return every metric of the trainer and of the controller."""
-    raise NotImplementedError
+    out = io.StringIO()
+    out.write(f"""# Metrics
+
+{GENERATED}
+Counters and histograms are shown under the names that Prometheus has them by. Alerts:
+[operations](../operations.md#metrics-and-alerts).
+""")
+    for title, families, where in (
+        ("Trainer", TRAINER_FAMILIES, "Port `http` (9090) of trainer pods, and `populora run --listen`."),
+        ("Controller", CONTROLLER_FAMILIES, "Port `metrics` of the controller; series of a run go with the run."),
+    ):
+        rows = []
+        for family in families.values():
+            ending = {"counter": "_total", "histogram": "_bucket, _sum, _count"}.get(family.kind, "")
+            labels = ", ".join(f"`{label}`" for label in family.labels)
+            rows.append((f"`{family.name}{ending}`", family.kind, labels, family.help))
+        out.write(f"\n## {title}\n\n{where}\n\n" + table(("metric", "kind", "labels", "meaning"), rows))
+    return out.getvalue()
 
 
 # --- Chart -----------------------------------------------------------------------------------------------------------
