@@ -17,7 +17,7 @@ from populora_operator.cluster.connection import NoClusterError, configuration
 from populora_operator.cluster.fenced import FencedCluster
 from populora_operator.cluster.kinds import CHILDREN, POD, POD_MONITOR, RUN, Kind
 from populora_operator.cluster.kubernetes import KubernetesCluster
-from populora_operator.cluster.port import Cluster, ClusterError, NotLeadingError, UnavailableError
+from populora_operator.cluster.port import Cluster, ClusterError, ConflictError, NotLeadingError, UnavailableError
 from populora_operator.handlers import Session, registry, watch_runs
 from populora_operator.health import Health
 from populora_operator.leadership import Leadership
@@ -126,19 +126,24 @@ class Controller:
                 cluster, store, Reader(session), self._settings, facts=lambda: Facts(pod_monitors=monitors.served)
             )
             self._metrics.queue_depth, self._metrics.statuses = lambda: len(queue), reconciler.statuses
-            watches = [
-                ChildWatch(cluster, kind, namespace, store, self._health, queue.add)
-                for kind in (*CHILDREN, POD)
-                for namespace in self._settings.namespaces or (None,)
-                if kind is not POD_MONITOR or monitors.served
-            ]
-            try:
+
+            def watch_kind(kind: Kind) -> list[ChildWatch]:
+                watches = [
+                    ChildWatch(cluster, kind, namespace, store, self._health, queue.add)
+                    for namespace in self._settings.namespaces or (None,)
+                ]
                 for watch in watches:
                     tasks.create_task(watch.run())
+                return watches
+
+            try:
+                kinds = [kind for kind in (*CHILDREN, POD) if kind is not POD_MONITOR or monitors.served]
+                watches = [watch for kind in kinds for watch in watch_kind(kind)]
                 await asyncio.gather(*(watch.listed.wait() for watch in watches))
                 for key in store.runs():
                     queue.add(key)
                 tasks.create_task(self._watch_runs(queue, reconciler))
+                tasks.create_task(self._discover(monitors, watch_kind))
                 for _ in range(self._settings.workers):
                     tasks.create_task(self._work(queue, reconciler))
                 await asyncio.Event().wait()
@@ -165,6 +170,14 @@ class Controller:
         finally:
             self._health.forget(source)
 
+    async def _discover(self, monitors: "Discovery", watch_kind: Callable[[Kind], object]) -> None:
+        """Begin to make PodMonitors when the cluster has learnt of the kind; each run gets its own at its resync."""
+        while not monitors.served:
+            await asyncio.sleep(self._settings.resync_seconds)
+            await monitors.look()
+            if monitors.served:
+                watch_kind(POD_MONITOR)
+
     async def _work(self, queue: WorkQueue, reconciler: Reconciler) -> None:
         while True:
             work = await queue.take()
@@ -178,7 +191,7 @@ class Controller:
                 else:
                     # Spread out, so that runs that were created together are not looked at together for ever.
                     queue.add_after(work.key, again * random.uniform(0.9, 1.0))
-            except AgainError as caught:
+            except (AgainError, ConflictError) as caught:
                 queue.fail(work.key)
                 logger.debug("%s/%s: %s", *work.key, caught)
             except ClusterError as caught:

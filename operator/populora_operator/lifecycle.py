@@ -28,6 +28,9 @@ from populora_operator.subject import Subject
 
 CLEANUP_PATIENCE = timedelta(minutes=30)
 CLEANUP_TRIES = 3
+FIRST_RETRY = timedelta(seconds=10)
+LAST_RETRY = timedelta(minutes=5)
+"""Pause before an attempt that follows a failure: it doubles with each."""
 
 
 class Stage(Enum):
@@ -53,6 +56,7 @@ class Decision:
         attempt: number of the trainer's Job, from 1.
         failure: why the run has failed, or why its trainer is started again.
         restart: the trainer's Job is to be deleted, to be made again.
+        not_before: when the next attempt may start, None for at once.
         evaluate: step that is to be evaluated now.
         evaluated: last step whose evaluation has ended.
         scores: of evaluations that have just ended.
@@ -63,6 +67,7 @@ class Decision:
     attempt: int = 1
     failure: Failure | None = None
     restart: bool = False
+    not_before: datetime | None = None
     evaluate: int | None = None
     evaluated: int | None = None
     scores: tuple[EvaluationResult, ...] = ()
@@ -126,6 +131,15 @@ def expires_at(subject: Subject) -> datetime | None:
     return at + timedelta(seconds=subject.run.spec.ttl_seconds_after_finished)
 
 
+def retry_at(subject: Subject, observed: Observed, attempt: int) -> datetime | None:
+    """Return when an attempt may start: some time after the end of the one before, if that is known."""
+    before = _own_job(subject, observed, names.trainer_job(subject.name, attempt - 1))
+    if before is None or not before.failed_at:
+        return None
+    pause = min(LAST_RETRY, FIRST_RETRY * 2.0 ** min(attempt - 2, 10))
+    return datetime.fromisoformat(before.failed_at) + pause
+
+
 def live_pods(observed: Observed, *components: str) -> list[Pod]:
     """Return the pods of some components that have not ended, also of earlier runs of the name."""
     return [pod for component in components for pod in observed.pods(component) if not pod.ended]
@@ -177,6 +191,7 @@ def _training(
         attempt,
         failure,
         restart,
+        retry_at(subject, observed, attempt),
         evaluation.evaluate,
         evaluation.evaluated,
         evaluation.scores,

@@ -64,6 +64,7 @@ class Job(Child):
         active: pods that run or wait.
         complete: it has succeeded.
         failed: reason and message of its failure, None without one.
+        failed_at: when it did, in RFC 3339; None where it did not.
         failing: it has failed, and pods of it are still ending.
         digest: what the trainer was started with.
         age_from: when it began to run, in RFC 3339; None while suspended.
@@ -73,6 +74,7 @@ class Job(Child):
     active: int
     complete: bool
     failed: tuple[str, str] | None
+    failed_at: str | None
     failing: bool
     digest: str | None
     age_from: str | None
@@ -235,6 +237,7 @@ def _job(common: _Common, item: Object) -> Job:
         active=int(status.get("active") or 0),
         complete=_condition(status, "Complete", "True", "reason") is not None,
         failed=None if reason is None else (reason, _condition(status, "Failed", "True", "message") or ""),
+        failed_at=_condition(status, "Failed", "True", "lastTransitionTime"),
         failing=reason is None and _condition(status, "FailureTarget", "True", "reason") is not None,
         digest=(item["metadata"].get("annotations") or {}).get(names.DIGEST_ANNOTATION),
         age_from=status.get("startTime"),

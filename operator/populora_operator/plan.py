@@ -1,8 +1,9 @@
 """Which children a run should have, and what to write so that it has them. Pure: equal inputs give equal plans."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from hashlib import sha256
 
@@ -20,7 +21,7 @@ from populora_operator.builders.trainer import trainer_job, trainer_service
 from populora_operator.cluster.kinds import BY_NAME, CHILDREN, CONFIG_MAP, JOB, NETWORK_POLICY, POD, Kind
 from populora_operator.cluster.port import Propagation
 from populora_operator.lifecycle import CLEANUP_TRIES, Decision, Stage, live_pods
-from populora_operator.observed import Child, Job, Observed
+from populora_operator.observed import Child, Job, Observed, Pod
 from populora_operator.subject import FOREGROUND, Subject
 
 Where = tuple[str, str]
@@ -119,8 +120,10 @@ def wanted(build: Callable[[], Manifest], *, once: bool = False) -> Wanted:
     )
 
 
-def desired(subject: Subject, context: Context | None, decision: Decision, observed: Observed) -> Desired:
-    """Return the children that a run should have."""
+def desired(
+    subject: Subject, context: Context | None, decision: Decision, observed: Observed, now: datetime
+) -> Desired:
+    """Return the children that a run should have at a time."""
     match decision.stage:
         case Stage.INVALID | Stage.BLOCKED | Stage.GONE:
             return Desired(everything=False)
@@ -131,12 +134,13 @@ def desired(subject: Subject, context: Context | None, decision: Decision, obser
             return Desired(tuple(config), _finished_jobs(observed) | {(CONFIG_MAP.kind, names.config(subject.name))})
     assert context is not None
     if decision.stage is Stage.SUSPENDED:
-        return Desired(_standing(context, replicas=0), _finished_jobs(observed))
+        serving = observed.deployment(names.serving(subject.name)) is not None
+        return Desired(_standing(context, replicas=0, serving=serving), _finished_jobs(observed))
     if decision.stage is Stage.EVALUATING:
         assert decision.evaluate is not None
         evaluation = wanted(partial(evaluation_job, context, decision.evaluate), once=True)
         return Desired((*_standing(context, serving=False), evaluation), _finished_jobs(observed))
-    return _training(subject, context, decision, observed)
+    return _training(subject, context, decision, observed, now)
 
 
 def changes(target: Desired, subject: Subject, observed: Observed, applied: Mapping[Where, Applied]) -> list[Change]:
@@ -213,23 +217,34 @@ def _standing(context: Context, *, replicas: int | None = None, serving: bool = 
     return made
 
 
-def _training(subject: Subject, context: Context, decision: Decision, observed: Observed) -> Desired:
+def _training(subject: Subject, context: Context, decision: Decision, observed: Observed, now: datetime) -> Desired:
     jobs: list[Wanted] = []
     kept = _last_attempts(subject, decision, observed)
     waits = None
     name = names.trainer_job(subject.name, decision.attempt)
     job = observed.job(name)
-    if decision.restart:
+    pods = live_pods(observed, "trainer")
+    own = job is not None and job.owner == subject.uid
+    if decision.restart or (job is not None and own and job.deleting):
         kept -= {(JOB.kind, name)}
-    elif job is not None and job.owner == subject.uid:
+        waits = _waits_for(pods)
+    elif own:
         kept |= {(JOB.kind, name)}
-    elif pods := live_pods(observed, "trainer"):
-        waits = f"The pod {pods[0].name} of an earlier trainer has not ended yet."
-    else:
+    elif pods:
+        waits = _waits_for(pods)
+    elif decision.not_before is None or now >= decision.not_before:
         jobs.append(wanted(partial(trainer_job, context, decision.attempt), once=True))
     if decision.evaluate is not None:
         jobs.append(wanted(partial(evaluation_job, context, decision.evaluate), once=True))
     return Desired((*_standing(context), *jobs), kept, waits=waits)
+
+
+def _waits_for(pods: Sequence[Pod]) -> str | None:
+    """Say which pods must end before another trainer starts: two of them must never write to one storage."""
+    if not pods:
+        return None
+    where = f" on node {pods[0].node}" if pods[0].node else ""
+    return f"The trainer starts again when the pod {pods[0].name}{where} has ended."
 
 
 def _last_attempts(subject: Subject, decision: Decision, observed: Observed) -> frozenset[Where]:

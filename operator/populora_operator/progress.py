@@ -107,6 +107,21 @@ class Reader:
         return None
 
 
+def last_words(observed: Observed, job: Job) -> Progress | None:
+    """Return the `/status` that a trainer has left as termination message of its pod 0, None where it has not.
+
+    It may have taken its last steps since it was last asked.
+    """
+    for pod in observed.pods_of(job):
+        for container in pod.containers if pod.index == 0 and pod.phase == "Succeeded" else ():
+            if container.exit_code == 0 and container.exit_message.startswith("{"):
+                try:
+                    return Progress.model_validate_json(container.exit_message)
+                except ValidationError:
+                    continue
+    return None
+
+
 def read_scores(pods: Sequence[Pod], step: int) -> tuple[EvaluationResult, ...]:
     """Return the scores in the termination message of an evaluation's pod.
 

@@ -7,11 +7,13 @@ what `lifecycle` says of each transition holds only where the record is never be
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from populora_api import Status
 from populora_operator import failures, names
 from populora_operator.builders.context import Context, Facts
+from populora_operator.builders.storage import volatile
 from populora_operator.cluster.kinds import EVENT, JOB, RUN
 from populora_operator.cluster.port import (
     Cluster,
@@ -34,7 +36,7 @@ from populora_operator.lifecycle import (
 from populora_operator.memory import RunMemory
 from populora_operator.observed import Job, Observed
 from populora_operator.plan import Change, Desired, changes, desired
-from populora_operator.progress import Reader, first_pod
+from populora_operator.progress import Reader, first_pod, last_words
 from populora_operator.queue import Key, Work
 from populora_operator.settings import Settings
 from populora_operator.status import Heartbeat, Situation, compute, plain
@@ -150,7 +152,7 @@ class Reconciler:
         heartbeat = await self._listen(key, memory, subject, observed)
         step = heartbeat.progress.step if heartbeat.progress is not None else None
         decision = decide(subject, memory.context, observed, step, self._now())
-        target = desired(subject, memory.context, decision, observed)
+        target = desired(subject, memory.context, decision, observed, self._now())
         obstacle = memory.obstacle or await self._refusal(subject, observed, decision)
         return (
             Situation(subject, memory.context, decision, observed, heartbeat, obstacle, target.waits, self._now()),
@@ -160,6 +162,8 @@ class Reconciler:
     async def _listen(self, key: Key, memory: RunMemory, subject: Subject, observed: Observed) -> Heartbeat:
         """Ask the trainer for its progress if it runs."""
         job = observed.job(names.trainer_job(subject.name, max(1, subject.status.attempts or 1)))
+        if job is not None and job.owner == subject.uid and job.complete and not has_ended(subject):
+            memory.progress = last_words(observed, job) or memory.progress
         pod = first_pod(observed, job) if job is not None and job.owner == subject.uid and not job.finished else None
         if pod is None or not pod.ready or has_ended(subject):
             self._polled.discard(key)
@@ -192,25 +196,18 @@ class Reconciler:
             return self._settings.resync_seconds
         if subject.deleted_at is None:
             subject = await self._keep_finalizer(memory, subject)
-        memory.obstacle = None
         situation, target = await self._look(key, memory, subject)
         subject = await self._record(memory, situation)
         outcome = await self._write(memory, subject, situation, target)
         if situation.decision.stage is Stage.DELETING:
             await self._end_deletion(memory, subject, situation, outcome)
-        if outcome.obstacle is not None:
+        if outcome.obstacle != memory.obstacle:
+            # The record came before the attempt to write; what stood in the way is known only now.
             memory.obstacle = outcome.obstacle
-            blocked = Situation(
-                subject,
-                memory.context,
-                situation.decision,
-                self._store.observed(key),
-                situation.heartbeat,
-                outcome.obstacle,
-                target.waits,
-                self._now(),
+            observed = self._store.observed(key)
+            subject = await self._record(
+                memory, replace(situation, subject=subject, observed=observed, obstacle=outcome.obstacle)
             )
-            await self._record(memory, blocked)
         if outcome.conflict:
             raise AgainError("something changed meanwhile")
         return self._next(key, memory, subject, situation)
@@ -349,6 +346,8 @@ class Reconciler:
         if memory.context is not None and not has_ended(subject):
             if (deadline := memory.context.spec.active_deadline_seconds) is not None:
                 times.append(deadline - active_seconds(subject, now))
+            if situation is not None and (at := situation.decision.not_before) is not None and situation.job is None:
+                times.append((at - now).total_seconds())
             if situation is not None and situation.job is not None and not situation.job.finished:
                 # Only Events tell of a Job that cannot make pods, and those are not watched.
                 times.append(self._no_pods_seconds(situation))
@@ -377,5 +376,8 @@ def _notes(change: Change, subject: Subject, context: Context | None, decision: 
     attempt = names.attempt_of(subject.name, name)
     if change.action == "create" and attempt is not None:
         yield Note("Normal", "Started", f"{name} is started: attempt {attempt} of {context.spec.retries + 1}.")
+        if volatile(context):
+            folder = context.spec.storage.folder
+            yield Note("Warning", "VolatileStorage", f"No volume is mounted at {folder}: checkpoints go with the pod.")
     if change.action == "create" and names.cleanup_number_of(subject.name, name) is not None:
         yield Note("Normal", "CleanupStarted", f"{name} deletes {context.spec.storage.uri}.")

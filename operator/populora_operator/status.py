@@ -196,7 +196,7 @@ def _trainers(s: Situation) -> _Verdict:
         return _Verdict("False", s.obstacle.reason, _clip(s.obstacle.message))
     if s.decision.failure is not None:
         reason = "Retrying" if s.decision.failure.charged else s.decision.failure.reason
-        return _Verdict("False", reason, _clip(_again(s)))
+        return _Verdict("False", reason, _clip(" ".join(filter(None, (_again(s), s.waits)))))
     old = s.subject.condition("TrainersReady")
     if old is not None and old.reason in _TRANSIENT and old.status == "False":
         return _Verdict("False", old.reason, old.message)
@@ -391,12 +391,10 @@ def _evaluation(
 def _with_progress(status: Status, s: Situation) -> Status:
     """Return the status with what the trainer has told, if it has told of a step that is not in the status yet."""
     progress, old = s.heartbeat.progress, s.subject.status
-    if s.decision.stage is Stage.COMPLETED and status.steps is not None:
-        done = status.steps if progress is None else max(progress.step, status.step or 0)
-        status = status.model_copy(
-            update={"step": min(done, status.steps), "progress_percent": 100.0, "estimated_seconds_remaining": 0}
-        )
-        status = status.model_copy(update={"step": status.steps})
+    ended = s.decision.stage in (Stage.EVALUATING, Stage.COMPLETED)
+    if ended:
+        done = {"step": status.steps, "progress_percent": 100.0, "estimated_seconds_remaining": 0}
+        status = status.model_copy(update=done)
     if progress is None or (progress.step == old.step and old.members is not None and status.steps == old.steps):
         return status
     steps = status.steps or progress.steps
@@ -412,9 +410,8 @@ def _with_progress(status: Status, s: Situation) -> Status:
         "solve_rate": progress.solve_rate,
         "coverage": progress.coverage,
     }
-    if s.decision.stage is Stage.COMPLETED:
-        for name in ("step", "progress_percent", "estimated_seconds_remaining"):
-            told.pop(name)
+    if ended:
+        told = {name: value for name, value in told.items() if name not in done}
     return status.model_copy(update=told)
 
 

@@ -19,6 +19,8 @@ from populora_operator.cluster.port import (
 )
 
 _MESSAGE_LENGTH = 2000
+_UNTYPED = "failed to create typed patch object"
+"""How the API server answers, with code 500, to an applied object with a field that its kind does not have."""
 
 
 def from_answer(code: int, body: bytes, headers: Mapping[str, str], *, creating: bool = False) -> ClusterError:
@@ -54,6 +56,8 @@ def _class(code: int, reason: str, message: str, details: Mapping[str, Any], cre
             return InvalidError
         case 429:
             return TooManyRequestsError
+        case 500 if message.startswith(_UNTYPED):
+            return InvalidError
         case _:
             return UnavailableError if code >= 500 else ClusterError
 
