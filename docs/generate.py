@@ -8,7 +8,7 @@ import inspect
 import io
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -37,7 +37,7 @@ def cell(text: object) -> str:
     return " ".join(str(text).replace("|", r"\|").split()) or " "
 
 
-def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     """Return a Markdown table."""
     lines = [head, tuple("---" for _ in head), *rows]
     return "".join(f"| {' | '.join(cell(item) for item in line)} |\n" for line in lines)
