@@ -1,6 +1,7 @@
 """The chart installed, upgraded and uninstalled with Helm on a real API server."""
 
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ from chart import CHART, ROOT, Helm, HelmError, Object
 from client import Api, ApiError, condition, eventually
 from control_plane import ControlPlane
 from kubelet import Kubelet
+from matrix import MATRIX
+from monitoring import definitions
 
 pytestmark = pytest.mark.slow
 
@@ -204,11 +207,6 @@ def test_the_api_server_accepts_all_that_is_rendered_and_knows_every_field(
     cluster_helm: Helm, api: Api, plane: ControlPlane, namespaces: list[str]
 ) -> None:
     """Strict dry runs on the server take the place of offline schemas, for every set of values of the matrix."""
-    import subprocess
-
-    from matrix import MATRIX
-    from monitoring import definitions
-
     for definition in definitions():
         api.apply(definition)
         eventually(
@@ -220,24 +218,16 @@ def test_the_api_server_accepts_all_that_is_rendered_and_knows_every_field(
     for name in ("populora-system", "team-a", "team-b", "leases"):
         if api.find("Namespace", name) is None:
             api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
-    for values in MATRIX.values():
+        eventually(lambda name=name: api.find("ServiceAccount", "default", name), "the namespace has its account")
+
+    def apply(text: str) -> subprocess.CompletedProcess[str]:
+        kubectl = [str(plane.paths["kubectl"]), f"--kubeconfig={plane.kubeconfig}"]
+        options = ["--dry-run=server", "--server-side", "--validate=strict", "--filename=-"]
+        return subprocess.run([*kubectl, "apply", *options], input=text, capture_output=True, text=True, timeout=120)
+
+    for name, values in MATRIX.items():
         rendered = cluster_helm("template", "populora", str(CHART), "--namespace", "populora-system", values=values)
-        kubectl = [str(plane.paths["kubectl"]), f"--kubeconfig={plane.kubeconfig}", "apply", "--dry-run=server"]
-        done = subprocess.run(
-            [*kubectl, "--server-side", "--validate=strict", "--filename=-"],
-            input=rendered,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert done.returncode == 0, done.stderr
-        assert "Warning" not in done.stderr
-        wrong = rendered.replace("serviceAccountName:", "serviceAccountNamed:", 1)
-        done = subprocess.run(
-            [*kubectl, "--server-side", "--validate=strict", "--filename=-"],
-            input=wrong,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert "serviceAccountNamed" in done.stderr
+        done = apply(rendered)
+        assert done.returncode == 0, f"{name}: {done.stderr}"
+        assert "Warning" not in done.stderr, name
+    assert "serviceAccountNamed" in apply(rendered.replace("serviceAccountName:", "serviceAccountNamed:", 1)).stderr
