@@ -39,7 +39,7 @@ from populora_operator.plan import Change, Desired, changes, desired
 from populora_operator.progress import Reader, first_pod, last_words
 from populora_operator.queue import Key, Work
 from populora_operator.settings import Settings
-from populora_operator.status import Heartbeat, Situation, compute, plain
+from populora_operator.status import Heartbeat, Situation, are_equal, compute, plain
 from populora_operator.store import Store
 from populora_operator.subject import Subject, read
 from populora_operator.writer import Outcome, Writer
@@ -143,7 +143,7 @@ class Reconciler:
         if memory.obstacle is not None or memory.subject.deleted_at is not None or self._is_expired(memory.subject):
             return False
         situation, target = await self._look(key, memory, memory.subject)
-        if compute(situation) != memory.subject.status:
+        if not are_equal(compute(situation), memory.subject.status):
             return False
         return not changes(target, memory.subject, situation.observed, memory.applied)
 
@@ -216,7 +216,7 @@ class Reconciler:
         """Write the status if it has changed, unless somebody has changed the run since it was read."""
         subject = situation.subject
         status = compute(situation)
-        if status == subject.status:
+        if are_equal(status, subject.status):
             return subject
         item = {
             "apiVersion": RUN.api_version,

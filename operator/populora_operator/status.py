@@ -134,6 +134,16 @@ def compute(situation: Situation) -> Status:
     )
 
 
+def are_equal(one: Status, other: Status) -> bool:
+    """Whether two statuses say the same; the API server may keep conditions in another order."""
+    return _ordered(one) == _ordered(other)
+
+
+def _ordered(status: Status) -> Status:
+    conditions = sorted(status.conditions or (), key=lambda condition: condition.type)
+    return status.model_copy(update={"conditions": tuple(conditions)})
+
+
 def plain(status: Status) -> dict[str, object]:
     """Return a status as the API server spells it."""
     return status.model_dump(mode="json", exclude_none=True)
