@@ -81,7 +81,7 @@ def show_value(value: JsonValue) -> str:
 def allowed_values(schema: Schema) -> str:
     """Say in a few words which values a schema allows."""
     if schema.get("x-kubernetes-int-or-string"):
-        return "a quantity such as 2, 500m or 8Gi"
+        return str(schema["x-kubernetes-validations"][0]["message"])
     if "enum" in schema:
         return "one of " + ", ".join(map(str, schema["enum"]))
     kind = schema.get("type")

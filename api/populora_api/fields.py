@@ -116,7 +116,10 @@ class Unique:
 class _Quantity:
     """An integer or a text such as `500m`: `x-kubernetes-int-or-string`, which JSON Schema cannot say."""
 
-    pattern = re.compile(r"\+?([0-9]+(\.[0-9]*)?|\.[0-9]+)(([KMGTPE]i)|[numkMGTPE]|([eE][-+]?[0-9]+))?")
+    matches = Matches(
+        r"\+?([0-9]+(\.[0-9]*)?|\.[0-9]+)(([KMGTPE]i)|[numkMGTPE]|([eE][-+]?[0-9]+))?",
+        "a quantity such as 2, 500m or 8Gi",
+    )
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(
@@ -124,12 +127,17 @@ class _Quantity:
         )
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        return {"x-kubernetes-int-or-string": True, "pattern": f"^{self.pattern.pattern}$", "maxLength": 32}
+        rule = f"type(self) == int && self >= 0 || type(self) == string && {self.matches.cel}"
+        return {
+            "x-kubernetes-int-or-string": True,
+            "maxLength": 32,
+            "x-kubernetes-validations": [{"rule": rule, "message": self.matches.allowed}],
+        }
 
     def _check(self, value: object) -> int | str:
         if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63:
             return value
-        if isinstance(value, str) and len(value) <= 32 and self.pattern.fullmatch(value):
+        if isinstance(value, str) and len(value) <= 32 and self.matches.compiled.fullmatch(value):
             return value
         raise PydanticCustomError("quantity", "not a quantity")
 

@@ -95,6 +95,13 @@ BAD: list[tuple[str, Any, str, str]] = [
         "spec.trainer.resources.limits.cpu",
         "such as 2, 500m or 8Gi",
     ),
+    (
+        "spec.trainer.resources",
+        {"requests": {"cpu": -1}},
+        "spec.trainer.resources.requests.cpu",
+        "such as 2, 500m or 8Gi",
+    ),
+    ("spec.trainer.resources", {"requests": {"cpu": 0.5}}, "spec.trainer.resources.requests.cpu", "a quantity such as"),
     ("spec.trainer.resources", {"limit": {}}, "spec.trainer.resources.limit", "did you mean limits?"),
     (
         "spec.trainer.podTemplate",

@@ -149,7 +149,8 @@ def evaluate_cel(rule: str, value: Any) -> bool:
     text = text.replace("||", " or ").replace("&&", " and ").replace(".startsWith(", ".startswith(")
     text = re.sub(r"!(?!=)", " not ", text).replace("size(", "len(")
     names = {"self": view(value), "LITERALS": literals, "search": lambda text, regex: _re2_search(regex, text)}
-    result = eval(text, {"__builtins__": {"len": len, "any": any}, **names})
+    types = {"type": type, "int": int, "string": str}
+    result = eval(text, {"__builtins__": {"len": len, "any": any, **types}, **names})
     assert isinstance(result, bool), rule
     return result
 

@@ -191,11 +191,11 @@ class Kubelet:
             },
         )
 
-    def succeed(self, pod: Object) -> None:
-        """Say that every container has exited with 0."""
+    def succeed(self, pod: Object, message: str = "") -> None:
+        """Say that every container has exited with 0, the first with a termination message."""
         component = pod["metadata"]["labels"].get(COMPONENT, "")
         self._succeeded[component] = self._succeeded.get(component, 0) + 1
-        self._end(pod, "Succeeded", 0, "Completed", "")
+        self._end(pod, "Succeeded", 0, "Completed", message)
 
     def fail(
         self, pod: Object, code: int = 1, reason: str = "Error", message: str = "", *, container: str = ""

@@ -3,6 +3,7 @@
 import contextlib
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 import pytest
 import yaml
@@ -99,16 +100,9 @@ def test_an_applied_manifest_becomes_a_running_population_and_ends_completed(api
     assert status["best"] == {"teacher": "t0", "student": "s0"}
     assert status["solveRate"] == 0.5
     assert status["observedGeneration"] == 1
-    assert condition_statuses(run) | {} == {
-        "TrainersReady": "True",
-        "ServingReady": "False",
-        "SandboxesReady": "True",
-        "AdaptersSynced": "False",
-        "Progressing": "True",
-        "Suspended": "False",
-        "Completed": "False",
-        "Failed": "False",
-    } or condition_statuses(run)["ServingReady"] in ("True", "False")
+    statuses = condition_statuses(run)
+    assert (statuses["TrainersReady"], statuses["SandboxesReady"], statuses["Progressing"]) == ("True", "True", "True")
+    assert (statuses["Suspended"], statuses["Completed"], statuses["Failed"]) == ("False", "False", "False")
 
     kubelet.training("nano-4x4").limit = None
     assert "condition met" in kubectl("wait", "--for=condition=Completed", "prun/nano-4x4", "--timeout=90s").stdout
@@ -190,11 +184,30 @@ def test_several_trainer_nodes_are_pods_of_one_indexed_job(api, kubelet, namespa
 
 
 def test_evaluation_runs_after_the_last_step_and_its_scores_are_in_the_status(api, kubelet, namespace):
+    kubelet.hold("evaluation")
+    scores = json.dumps([["mbpp_plus", "t0", 0.5, 378], ["mbpp_plus", "s0", 0.25, 378]])
+    kubelet.on_start("evaluation", lambda pod: kubelet.succeed(pod, scores))
     run = Run.create(api, namespace, NANO, evaluation={"suites": ["mbpp_plus"]}, training={"steps": 3})
-    run.until("Completed")
-    (job,) = run.jobs("evaluation")
+    run.until("Evaluating")
+    (job,) = eventually(lambda: run.jobs("evaluation"), "the evaluation Job", otherwise=run.explain)
     assert job["metadata"]["name"] == "nano-4x4-evaluation-3"
-    assert run.status()["evaluatedStep"] == 3
+    assert run.condition("Completed")["status"] == "False"
+    kubelet.release("evaluation")
+    status = run.until("Completed")
+    assert status["evaluatedStep"] == 3
+    assert [(row["member"], row["step"], row["score"]) for row in status["evaluation"]] == [
+        ("t0", 3, 0.5),
+        ("s0", 3, 0.25),
+    ]
+
+
+def test_an_evaluation_that_fails_fails_the_run_and_says_why(api, kubelet, namespace):
+    kubelet.on_start("evaluation", lambda pod: kubelet.fail(pod, 42, message="the suite mbpp_plus is not installed"))
+    run = Run.create(api, namespace, NANO, evaluation={"suites": ["mbpp_plus"]}, training={"steps": 3})
+    run.until("Failed")
+    assert run.condition("Failed")["reason"] == "EvaluationFailed"
+    assert "mbpp_plus is not installed" in run.condition("Failed")["message"]
+    assert run.status()["step"] == 3
 
 
 # Changes while a run goes on
@@ -524,9 +537,4 @@ def _left_overs(api: Api, namespace: str, run: str) -> list[str]:
 
 
 def _seconds_since(stamp: str) -> float:
-    from datetime import UTC, datetime
-
     return (datetime.now(UTC) - datetime.fromisoformat(stamp)).total_seconds()
-
-
-_ = json
