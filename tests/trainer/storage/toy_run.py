@@ -23,6 +23,8 @@ from populora_trainer.randomness import draw, tensor_generator
 from populora_trainer.storage.checkpoint import Adapter, CheckpointState
 from populora_trainer.storage.local import LocalStore
 from populora_trainer.storage.run import Run
+from populora_trainer.storage.s3 import S3Store
+from populora_trainer.storage.store import ObjectStore
 
 sys.path.insert(0, str(Path(__file__).parent))
 from faults import die, faults
@@ -59,7 +61,14 @@ def next_state(state: CheckpointState, step: int) -> CheckpointState:
 
 def train(folder: Path, steps: int, *, keep: int | None = 1, from_step: int | None = None, committed=lambda step: None):
     """Train up to a number of steps, from wherever the folder's run stands."""
-    with Run.open_or_create(LocalStore(folder), MANIFEST, from_step=from_step) as run:
+    train_in(LocalStore(folder), steps, keep=keep, from_step=from_step, committed=committed)
+
+
+def train_in(
+    store: ObjectStore, steps: int, *, keep: int | None = 1, from_step: int | None = None, committed=lambda step: None
+):
+    """Do the same in any store."""
+    with Run.open_or_create(store, MANIFEST, from_step=from_step) as run:
         newest = run.latest()
         if newest is None:
             state, step = first_state(), 0
@@ -90,6 +99,12 @@ def child(request: dict) -> None:
     if "file_limit" in request:
         resource.setrlimit(resource.RLIMIT_FSIZE, (request["file_limit"], hard_limit))
     try:
+        if "bucket" in request:
+            note(pid=os.getpid())
+            os.environ.update(request["environment"])
+            store = S3Store(request["bucket"], request["prefix"], endpoint=request["endpoint"])
+            train_in(store, request["steps"], committed=lambda step: note(committed=step))
+            os._exit(0)
         with faults(request.get("kill_at"), die, BOUNDARIES) as recorder:
             folder = Path(request["folder"])
             train(folder, request["steps"], committed=lambda step: note(committed=step))

@@ -117,8 +117,15 @@ class Run:
         self.close()
 
 
-def open_store(place: str, *, create: bool = False) -> ObjectStore:
-    """Return the store of a folder, or of a `file://` URI.
+def open_store(
+    place: str, *, create: bool = False, endpoint: str | None = None, region: str | None = None
+) -> ObjectStore:
+    """Return the store of a folder, or of a `file://` or `s3://BUCKET/PREFIX` URI.
+
+    Args:
+        place: the folder or URI.
+        create: make the folder where it does not exist; a bucket always exists.
+        endpoint, region: of a bucket; by default what the environment says.
 
     Raises:
         StorageError: another scheme, or a folder that does not exist and shall not be made.
@@ -128,7 +135,12 @@ def open_store(place: str, *, create: bool = False) -> ObjectStore:
     parts = urlsplit(place)
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         return LocalStore(Path(unquote(parts.path)), create=create)
-    raise StorageError(f"{place} can't hold a run: this version stores runs in a folder or under file:///FOLDER")
+    if parts.scheme == "s3" and parts.netloc:
+        # boto3 takes a noticeable part of a second to load.
+        from populora_trainer.storage.s3 import S3Store
+
+        return S3Store(parts.netloc, parts.path.strip("/"), endpoint=endpoint, region=region)
+    raise StorageError(f"{place} can't hold a run: a folder, file:///FOLDER or s3://BUCKET/PREFIX can")
 
 
 def existing_run(place: str) -> ObjectStore:
