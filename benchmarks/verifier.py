@@ -1,8 +1,12 @@
 """Validations a second: the verifier with its isolation on, beside two peers in the same run.
 
 A validation is two runs of a program on one input. Peers, re-created here at their smallest:
-- bare fork: one forked child per run, no isolation, no limits, the value sent back as text;
+- bare fork: one forked child per run, no isolation, no limits, the value sent back as text; forked from processes that
+  have imported nothing, as the size of what is forked from is most of a fork's cost;
 - in process: a process pool whose workers execute every program twice in themselves, as Absolute Zero's executor does.
+
+Rates depend on what else the machine does. Processor time and page faults a run, of all processes together and without
+their start, depend on it little.
 
     python benchmarks/verifier.py [--programs 2000] [--workers N] [--json]
 """
@@ -10,13 +14,20 @@ A validation is two runs of a program on one input. Peers, re-created here at th
 import argparse
 import asyncio
 import json
+import marshal
 import multiprocessing
 import os
+import resource
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 
 from populora_trainer.sandbox import Case, SandboxPool
+
+Contender = Callable[[int, list[tuple[str, str]]], float]
 
 PROGRAMS = (
     "def f(x):\n    total = 0\n    for i in range(x):\n        total += i * 2\n    return [total, x]\n",
@@ -43,13 +54,22 @@ def execute_twice(case: tuple[str, str]) -> str:
     return first if first == second else ""
 
 
-def fork_twice(case: tuple[str, str]) -> str:
+# Reads one list of cases per line and answers with the list of results, each from two forked children.
+FORKER = """
+import marshal, os, sys
+
+def execute(program, text):
+    scope = {}
+    exec(program, scope)
+    return repr(eval(f"f({text})", scope))
+
+def fork_twice(program, text):
     results = []
     for _ in range(2):
         read, write = os.pipe()
         pid = os.fork()
         if pid == 0:
-            os.write(write, execute(*case).encode())
+            os.write(write, execute(program, text).encode())
             os._exit(0)
         os.close(write)
         results.append(os.read(read, 65536))
@@ -57,13 +77,46 @@ def fork_twice(case: tuple[str, str]) -> str:
         os.waitpid(pid, 0)
     return results[0].decode() if results[0] == results[1] else ""
 
+while True:
+    try:
+        cases = marshal.load(sys.stdin.buffer)
+    except EOFError:
+        break
+    sys.stdout.buffer.write(marshal.dumps([fork_twice(*case) for case in cases]))
+    sys.stdout.buffer.flush()
+"""
 
-def peer(run: Callable[[tuple[str, str]], str], workers: int, cases: list[tuple[str, str]]) -> float:
+
+def bare_fork(workers: int, cases: list[tuple[str, str]]) -> float:
+    forkers = [
+        subprocess.Popen([sys.executable, "-I", "-S", "-c", FORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        for _ in range(workers)
+    ]
+
+    def run(cases: list[tuple[str, str]]) -> list[str]:
+        for index, forker in enumerate(forkers):
+            assert forker.stdin is not None
+            marshal.dump(cases[index::workers], forker.stdin)
+            forker.stdin.flush()
+        return [result for forker in forkers if forker.stdout is not None for result in marshal.load(forker.stdout)]
+
+    run(cases[:64])
+    started = time.perf_counter()
+    results = run(cases)
+    seconds = time.perf_counter() - started
+    for forker in forkers:
+        forker.communicate()
+    assert len(results) == len(cases)
+    assert all(results)
+    return len(cases) / seconds
+
+
+def in_process(workers: int, cases: list[tuple[str, str]]) -> float:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        list(pool.map(run, cases[:64], chunksize=8))
+        list(pool.map(execute_twice, cases[:64], chunksize=8))
         started = time.perf_counter()
-        results = list(pool.map(run, cases, chunksize=16))
+        results = list(pool.map(execute_twice, cases, chunksize=16))
         seconds = time.perf_counter() - started
     assert all(results)
     return len(cases) / seconds
@@ -80,6 +133,41 @@ def verifier(workers: int, cases: list[tuple[str, str]]) -> float:
     return len(cases) / seconds
 
 
+@dataclass
+class Measured:
+    """A contender's best rate, and what a run of a program costs.
+
+    Attributes:
+        rate: validations a second.
+        processor_us: processor time, in microseconds, of all its processes together.
+        faults: page faults of all its processes together.
+    """
+
+    rate: float = 0.0
+    processor_us: float = float("inf")
+    faults: float = float("inf")
+
+
+def spent() -> tuple[float, int]:
+    """Return processor seconds and page faults of this process and of all its children that have ended."""
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in usages), sum(one.ru_minflt for one in usages)
+
+
+def measure(contender: Contender, workers: int, cases: list[tuple[str, str]], best: Measured) -> None:
+    """Run a contender on all cases, and on few for what its start costs; keep what is better than before."""
+    marks = [spent()]
+    contender(workers, cases[:64])
+    marks.append(spent())
+    rate = contender(workers, cases)
+    marks.append(spent())
+    runs = 2 * (len(cases) - 64)
+    seconds, faults = (marks[2][i] - marks[1][i] - (marks[1][i] - marks[0][i]) for i in (0, 1))
+    best.rate = max(best.rate, rate)
+    best.processor_us = min(best.processor_us, seconds / runs * 1e6)
+    best.faults = min(best.faults, faults / runs)
+
+
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     arguments.add_argument("--programs", type=int, default=2000)
@@ -88,27 +176,31 @@ def main() -> None:
     arguments.add_argument("--json", action="store_true")
     options = arguments.parse_args()
     cases = programs(options.programs)
-    contenders: dict[str, Callable[[], float]] = {
-        "verifier, isolated": lambda: verifier(options.workers, cases),
-        "bare fork per run": lambda: peer(fork_twice, options.workers, cases),
-        "in process, unisolated": lambda: peer(execute_twice, options.workers, cases),
+    contenders: dict[str, Contender] = {
+        "verifier, isolated": verifier,
+        "bare fork per run": bare_fork,
+        "in process, unisolated": in_process,
     }
     load = os.getloadavg()[0]
-    rates = dict.fromkeys(contenders, 0.0)
+    found = {name: Measured() for name in contenders}
     for _ in range(options.rounds):
         for name, contender in contenders.items():
-            rates[name] = max(rates[name], contender())
-    ours = rates["verifier, isolated"]
+            measure(contender, options.workers, cases, found[name])
+    ours = found["verifier, isolated"]
     if options.json:
-        rounded = {name: round(rate, 1) for name, rate in rates.items()}
-        print(json.dumps({"validations_per_second": rounded, "workers": options.workers, "load_before": load}))
+        figures = {
+            "validations_per_second": {name: round(one.rate, 1) for name, one in found.items()},
+            "processor_us_per_run": {name: round(one.processor_us) for name, one in found.items()},
+            "page_faults_per_run": {name: round(one.faults, 1) for name, one in found.items()},
+        }
+        print(json.dumps({**figures, "workers": options.workers, "load_before": load}))
         return
     print(
         f"{options.workers} workers, {len(cases)} programs, best of {options.rounds}, load average before: {load:.2f}\n"
     )
-    print(f"{'':24}{'validations/s':>14}{'verifier / it':>15}")
-    for name, rate in rates.items():
-        print(f"{name:24}{rate:14.0f}{ours / rate:15.2f}")
+    print(f"{'':24}{'validations/s':>14}{'verifier / it':>15}{'processor us/run':>18}{'faults/run':>12}")
+    for name, one in found.items():
+        print(f"{name:24}{one.rate:14.0f}{ours.rate / one.rate:15.2f}{one.processor_us:18.0f}{one.faults:12.0f}")
 
 
 if __name__ == "__main__":
