@@ -23,6 +23,7 @@ from populora_operator.settings import LeaseSettings, Settings
 from populora_operator.store import Store
 
 SECONDS = 5.0
+_LOOP = asyncio.new_event_loop()
 SETTINGS = Settings(lease=LeaseSettings("ns", "lease", "me"))
 
 
@@ -141,7 +142,7 @@ class World:
         self.woken.discard(key)
         self.due.pop(key, None)
         try:
-            again = asyncio.run(self.reconciler.reconcile(Work(key, woken)))
+            again = _LOOP.run_until_complete(self.reconciler.reconcile(Work(key, woken)))
             if again is not None:
                 self.due[key] = self.seconds() + again
         except Killed:
