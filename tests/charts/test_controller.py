@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 from chart import CHART, Helm, Manifests, Object
-from client import Api, eventually
+from client import Api, ApiError, eventually
 from control_plane import ControlPlane
 from kubelet import Kubelet
 from runs import Run, read_manifest
@@ -114,6 +114,7 @@ def test_it_takes_a_run_to_its_end_with_what_the_chart_gives_it(
     values: Object = {"controller": {"namespaces": [team]}} if some_namespaces else {}
     released = Released(cluster_helm, api, plane, home, values, tmp_path)
     manifest = read_manifest("nano-4x4")
+    eventually(lambda: api.list("PopulationRun", None) is not None, "PopulationRuns are served", ignore=ApiError)
     with released.running():
         run = Run.create(api, team, manifest, training={"steps": 5})
         elsewhere = Run.create(api, other, manifest, training={"steps": 5})

@@ -26,6 +26,11 @@ def install(helm: Helm, namespace: str, values: Object | None = None, *flags: st
     return helm(*command, values=values or {})
 
 
+def served(api: Api) -> None:
+    """Wait until the API server serves PopulationRuns, which is a moment after their definition is there."""
+    eventually(lambda: api.list("PopulationRun", None) is not None, "PopulationRuns are served", ignore=ApiError)
+
+
 def objects_of(api: Api, release: str, *namespaces: str) -> set[str]:
     """Return the objects in these namespaces and cluster-wide that bear a release's label."""
     kinds = (
@@ -61,7 +66,7 @@ def test_it_installs_under_pod_security_restricted_and_its_test_passes(
     deployment = api.get("Deployment", "populora", home)
     assert deployment["status"]["availableReplicas"] == 2
     assert condition(api.get("CustomResourceDefinition", CRD), "Established")
-    assert api.list("PopulationRun", None) == []
+    served(api)
     assert "Phase:          Succeeded" in cluster_helm("test", "populora", "--namespace", home)
 
     kubelet.on_start("test", kubelet.fail)
@@ -93,7 +98,7 @@ def test_an_upgrade_brings_the_definition_and_leaves_runs_alone(
     cluster_helm(
         "install", "populora", str(older), "--namespace", home, "--wait", "--timeout", "3m", values={"replicas": 1}
     )
-    eventually(lambda: api.list("PopulationRun", None) == [], "PopulationRuns are served", ignore=ApiError)
+    served(api)
     made = api.apply(RUN, team)
     assert "retries" not in made["spec"]
 
@@ -121,6 +126,7 @@ def test_uninstalling_leaves_runs_and_their_definition_and_nothing_else(
 ) -> None:
     home, other, team = namespaces
     install(cluster_helm, home)
+    served(api)
     made = api.apply(RUN, team)
     assert len(objects_of(api, "populora", home)) > 8
     cluster_helm("uninstall", "populora", "--namespace", home, "--wait")
