@@ -17,6 +17,8 @@ from populora_operator.settings import LeaseSettings
 
 logger = logging.getLogger(__name__)
 
+_LEAST_PAUSE_SECONDS = 0.1
+
 
 class Leadership:
     """This replica's side of the election."""
@@ -81,7 +83,8 @@ class Leadership:
     async def _renew(self) -> None:
         """Return when the Lease is lost."""
         while self.leading:
-            await asyncio.sleep(min(self._settings.retry_period, max(0.0, self.remaining())))
+            # Tried more often as time runs out, so that the last try is not long before the end.
+            await asyncio.sleep(min(self._settings.retry_period, max(_LEAST_PAUSE_SECONDS, self.remaining() / 2)))
             if not self.leading or not await self._try_to_renew():
                 return
 

@@ -33,6 +33,7 @@ UNREACHABLE_AFTER = timedelta(seconds=60)
 STALLED_AFTER = timedelta(minutes=10)
 STALLED_STEPS = 10
 _ROLES: dict[str, Role] = {"teacher": "teacher", "student": "student", "agent": "agent"}
+_READ = "The spec must be put right first."
 _TRANSIENT = ("Retrying", "Restarting", "NodeFault")
 
 Value = Literal["True", "False", "Unknown"]
@@ -188,7 +189,7 @@ def is_still(observed: Observed) -> bool:
 
 def _trainers(s: Situation) -> _Verdict:
     if s.context is None or s.decision.stage is Stage.BLOCKED:
-        return _Verdict("Unknown", "Waiting")
+        return _Verdict("Unknown", "Waiting", _READ)
     if s.decision.stage is Stage.EVALUATING:
         return _Verdict("False", "Finished", "All steps are done.")
     job, wanted = s.job, s.context.spec.trainer.nodes
@@ -225,7 +226,7 @@ def _again(s: Situation) -> str:
 
 def _serving(s: Situation) -> _Verdict:
     if s.context is None or s.decision.stage is Stage.BLOCKED:
-        return _Verdict("Unknown", "Waiting")
+        return _Verdict("Unknown", "Waiting", _READ)
     if s.decision.stage is Stage.EVALUATING:
         return _Verdict("False", "Finished", "All steps are done.")
     return _deployed(s, names.serving(s.subject.name), "serving", "vLLM", s.context.spec.inference.replicas)
@@ -233,7 +234,7 @@ def _serving(s: Situation) -> _Verdict:
 
 def _sandboxes(s: Situation) -> _Verdict:
     if s.context is None or s.decision.stage is Stage.BLOCKED:
-        return _Verdict("Unknown", "Waiting")
+        return _Verdict("Unknown", "Waiting", _READ)
     return _deployed(s, names.sandbox(s.subject.name), "sandbox", "sandbox", s.context.spec.sandbox.replicas)
 
 
@@ -301,8 +302,8 @@ def _suspended(s: Situation) -> _Verdict:
         return _Verdict("False", "Suspending", "Pods are given time to write a checkpoint.")
     if s.context is None:
         old = s.subject.condition("Suspended")
-        return _Verdict(old.status, old.reason, old.message) if old is not None else _Verdict("False", "NotSuspended")
-    return _Verdict("False", "NotSuspended", "spec.suspend is false." if not s.context.spec.suspend else "")
+        return _Verdict(old.status, old.reason, old.message) if old else _Verdict("False", "NotSuspended", _READ)
+    return _Verdict("False", "NotSuspended", "Nothing asks for a pause.")
 
 
 def _completed(s: Situation) -> _Verdict:
@@ -313,7 +314,7 @@ def _completed(s: Situation) -> _Verdict:
         return _Verdict("True", "StepsDone", "All training steps are done.")
     if s.decision.stage is Stage.FAILED:
         return _Verdict("False", "Finished", "The run has failed.")
-    return _Verdict("False", "Running")
+    return _Verdict("False", "Running", "The run has not ended.")
 
 
 def _failed(s: Situation) -> _Verdict:
@@ -327,7 +328,7 @@ def _failed(s: Situation) -> _Verdict:
         old = s.subject.condition("Failed")
         assert old is not None
         return _Verdict("True", old.reason, old.message)
-    return _Verdict("False", "Running")
+    return _Verdict("False", "Running", "The run has not failed.")
 
 
 def _condition(s: Situation, kind: ConditionType, verdict: _Verdict, now: datetime) -> Condition:
