@@ -1,5 +1,6 @@
 """Why a Job has failed, and why a pod does not run, in the words of `populora_api.reasons`."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -99,7 +100,7 @@ def _of_pod(pod: Pod, credentials: str | None) -> Failure | None:
         if reason in _IMAGE_REASONS:
             return Failure("ImagePullFailed", _sentence(f"{pod.name}: {message or reason}"))
         if reason in _START_REASONS:
-            missing = credentials is not None and f'"{credentials}"' in message
+            missing = credentials is not None and re.search(rf'["/]{re.escape(credentials)}("|\s|$)', message)
             what = "S3CredentialsMissing" if missing else "ContainerNotStarted"
             return Failure(what, _sentence(f"{pod.name}: {message or reason}"))
         if reason == "CrashLoopBackOff" or (container.restarts > 1 and reason not in _STARTING):

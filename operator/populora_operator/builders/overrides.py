@@ -130,7 +130,12 @@ def merge(pod: Manifest, template: PodTemplate | None) -> Manifest:
 
 
 def _merge(base: Any, extra: Any) -> Any:
-    """Lay `extra` over `base`: mappings by key, lists of named things by name, other lists one after the other."""
+    """Lay `extra` over `base`: mappings by key, lists of named things by name, other lists one after the other.
+
+    A null says nothing: it must not take away what isolation rests on.
+    """
+    if extra is None:
+        return base
     if isinstance(base, dict) and isinstance(extra, dict):
         merged = dict(base)
         for key, value in extra.items():
