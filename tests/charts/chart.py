@@ -23,6 +23,8 @@ class Helm:
 
     def __init__(self, binary: Path, home: Path, kubeconfig: Path | None = None) -> None:
         self.binary, self.home, self.kubeconfig = binary, home, kubeconfig
+        self.said = ""
+        """What the last command said beside its output: warnings of the API server."""
 
     def __call__(self, *arguments: str, values: Object | None = None, timeout: float = 300) -> str:
         """Run one command and return its output.
@@ -44,8 +46,9 @@ class Helm:
         run = subprocess.run(
             command, input=json.dumps(values or {}), env=environment, capture_output=True, text=True, timeout=timeout
         )
+        self.said = run.stderr.strip()
         if run.returncode:
-            raise HelmError(run.stderr.strip())
+            raise HelmError(self.said)
         return run.stdout
 
     def render(
