@@ -74,7 +74,7 @@ EVERYTHING: Object = {
 NOTHING: Object = {
     "replicas": 0,
     "crds": {"install": False},
-    "serviceAccount": {"create": False},
+    "serviceAccount": {"create": False, "name": "robot"},
     "rbac": {"create": False, "aggregate": False},
     "podDisruptionBudget": {"enabled": False},
     "networkPolicy": {"enabled": False},

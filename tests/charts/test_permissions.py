@@ -1,6 +1,7 @@
 """The roles that the chart renders are what the controller says that it needs, no more and no less."""
 
-from chart import Helm, Manifests
+import pytest
+from chart import Helm, HelmError, Manifests
 
 from populora_operator.permissions import role_rules
 
@@ -56,3 +57,8 @@ def test_two_releases_in_one_cluster_share_no_cluster_wide_name(helm: Helm) -> N
         for release in ("populora", "populora-two")
     ]
     assert not names[0] & names[1]
+
+
+def test_the_controllers_rights_never_go_to_the_account_of_pods_that_name_none(helm: Helm) -> None:
+    with pytest.raises(HelmError, match=r"serviceAccount\.name: the name of an existing ServiceAccount"):
+        helm.render({"serviceAccount": {"create": False}})

@@ -113,7 +113,7 @@ def test_the_definition_is_the_one_that_the_command_prints(defaults: Manifests) 
 def test_switches_leave_objects_out(helm: Helm) -> None:
     bare = helm.render(NOTHING)
     assert sorted(document["kind"] for document in bare) == ["Deployment", "Pod", "Service"]
-    assert bare.one("Deployment")["spec"]["template"]["spec"]["serviceAccountName"] == "default"
+    assert bare.one("Deployment")["spec"]["template"]["spec"]["serviceAccountName"] == "robot"
     assert "runAsUser" not in bare.one("Deployment")["spec"]["template"]["spec"]["securityContext"]
 
 

@@ -25,7 +25,12 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 
 {{- define "populora.serviceAccountName" -}}
-{{- .Values.serviceAccount.name | default (ternary (include "populora.fullname" .) "default" .Values.serviceAccount.create) -}}
+{{- if .Values.serviceAccount.create -}}
+{{- .Values.serviceAccount.name | default (include "populora.fullname" .) -}}
+{{- else -}}
+{{- /* Not `default`: the controller's rights would go to every pod that names no account. */ -}}
+{{- required "serviceAccount.name: the name of an existing ServiceAccount, as serviceAccount.create is false" .Values.serviceAccount.name -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "populora.image" -}}
