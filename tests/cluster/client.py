@@ -20,6 +20,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "Event": ("v1", "events"),
     "Namespace": ("v1", "namespaces"),
     "Node": ("v1", "nodes"),
+    "PersistentVolume": ("v1", "persistentvolumes"),
     "PersistentVolumeClaim": ("v1", "persistentvolumeclaims"),
     "Pod": ("v1", "pods"),
     "ResourceQuota": ("v1", "resourcequotas"),
@@ -48,6 +49,7 @@ CLUSTER_WIDE = frozenset(
     {
         "Namespace",
         "Node",
+        "PersistentVolume",
         "PriorityClass",
         "RuntimeClass",
         "ClusterRole",

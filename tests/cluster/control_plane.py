@@ -5,6 +5,7 @@ python tests/cluster/control_plane.py [--crd] [--node]     start one, print its 
 
 import argparse
 import contextlib
+import ctypes
 import json
 import os
 import secrets
@@ -61,7 +62,12 @@ class _Process:
         with open(self.log, "ab") as log:
             # A session of its own, so that Ctrl-C reaches us alone and the order of stopping stays ours.
             self.handle = subprocess.Popen(
-                self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
             )
 
     def until(self, ready: Callable[[], bool], what: str) -> None:
@@ -295,6 +301,15 @@ def _make_key(path: Path) -> None:
     if shutil.which("openssl") is None:
         raise ControlPlaneError("The key that signs service accounts is made with openssl: install openssl")
     subprocess.run(["openssl", "genrsa", "-out", str(path), "2048"], check=True, capture_output=True)
+
+
+_libc = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """In a child: end with the thread that has started it, also where that is killed and can stop nothing."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _free_ports(count: int) -> list[int]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 
 from client import Api, Object, eventually
-from control_plane import ControlPlane
+from control_plane import ControlPlane, die_with_parent
 
 from populora_operator.permissions import role_rules
 
@@ -24,7 +24,6 @@ class Controller:
 
     Args:
         plane: its cluster.
-        folder: for its log and kubeconfig.
         namespace: whose runs it reconciles, and of its Lease; all and `default` where it is None.
         token: what it authenticates with; the administrator's where none is given.
         url: of a proxy, instead of the API server.
@@ -35,7 +34,6 @@ class Controller:
     def __init__(
         self,
         plane: ControlPlane,
-        folder: Path,
         namespace: str | None,
         *,
         token: str | None = None,
@@ -44,6 +42,9 @@ class Controller:
         options: tuple[str, ...] = (),
     ) -> None:
         self.identity, self.namespace = identity, namespace
+        # Beside the control plane's logs, which are kept where a test has failed.
+        folder = plane.folder / "controllers" / (namespace or "everywhere")
+        folder.mkdir(parents=True, exist_ok=True)
         self.log = folder / f"controller-{identity}.log"
         kubeconfig = plane.write_kubeconfig(folder / f"{identity}.kubeconfig", token or plane.token, url=url)
         self.metrics_port, self.health_port = _free_port(), _free_port()
@@ -77,7 +78,12 @@ class Controller:
         """Start the process; it is not ready yet."""
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
-                self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
             )
         return self
 

@@ -20,10 +20,9 @@ PAPER = read_manifest("paper-4x4")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def controller(plane: ControlPlane, api: Api, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controller]:
+def controller(plane: ControlPlane, api: Api) -> Iterator[Controller]:
     """A controller with the permissions of a cluster-wide install and no others."""
-    folder = tmp_path_factory.mktemp("controller")
-    with Controller(plane, folder, None, token=grant_everywhere(api)) as controller:
+    with Controller(plane, None, token=grant_everywhere(api)) as controller:
         yield controller.ready()
 
 
@@ -137,8 +136,22 @@ def test_every_condition_is_set_from_the_first_status_on_with_reason_message_and
         assert item["observedGeneration"] == 1
 
 
+@pytest.fixture
+def volume(api: Api, namespace: str) -> Iterator[None]:
+    """The claim that nano-volume names, bound to a volume."""
+    name = f"{namespace}-populora"
+    sizes = {"accessModes": ["ReadWriteOnce"], "storageClassName": ""}
+    claim = {"name": "populora", "namespace": namespace}
+    spec = {**sizes, "capacity": {"storage": "10Gi"}, "claimRef": claim, "hostPath": {"path": "/nowhere"}}
+    api.create({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": spec})
+    spec = {**sizes, "volumeName": name, "resources": {"requests": {"storage": "10Gi"}}}
+    api.create({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": claim, "spec": spec}, namespace)
+    yield
+    api.delete("PersistentVolume", name)
+
+
 @pytest.mark.parametrize("path", sorted(MANIFESTS.glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_shipped_manifest_becomes_a_running_population(api, kubectl, kubelet, namespace, s3_secret, path):
+def test_every_shipped_manifest_becomes_a_running_population(api, kubectl, kubelet, namespace, s3_secret, volume, path):
     name = path.stem
     kubelet.training(name).limit = 2
     kubectl("apply", "-f", str(path))
@@ -153,7 +166,7 @@ def test_every_shipped_manifest_becomes_a_running_population(api, kubectl, kubel
     gpus = spec["trainer"]["nodes"] * spec["trainer"]["gpusPerNode"] + served * spec["inference"]["gpusPerReplica"]
     assert run.status()["gpus"] == gpus
     if served:
-        assert run.condition("ServingReady")["status"] == "True"
+        run.until_condition("ServingReady", "Ready", "True")
         assert "PodDisruptionBudget/" + name + "-serving" in run.children()
 
 

@@ -1,7 +1,6 @@
 """Least privilege, Pod Security, closed networks, no tokens: what a run and its controller may do in a cluster."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from client import Api, ApiError, Object, conditions, eventually
@@ -50,8 +49,8 @@ def _pod_monitors(api: Api) -> Iterator[None]:
 
 
 @pytest.fixture
-def controller(plane: ControlPlane, api: Api, namespace: str, tmp_path: Any) -> Iterator[Controller]:
-    with Controller(plane, tmp_path, namespace, token=grant(api, namespace)) as controller:
+def controller(plane: ControlPlane, api: Api, namespace: str) -> Iterator[Controller]:
+    with Controller(plane, namespace, token=grant(api, namespace)) as controller:
         yield controller.ready()
 
 
@@ -86,13 +85,11 @@ def granted() -> set[Granted]:
     }
 
 
-def test_the_controller_uses_every_permission_that_it_is_granted_and_asks_for_no_other(
-    plane, api, kubelet, namespace, tmp_path
-):
+def test_the_controller_uses_every_permission_that_it_is_granted_and_asks_for_no_other(plane, api, kubelet, namespace):
     _, since = plane.audit(plane.audit_log.stat().st_size)
     make_secret(api, namespace)
     token = grant(api, namespace)
-    with Controller(plane, tmp_path, namespace, token=token, options=("--resync-seconds=2",)) as controller:
+    with Controller(plane, namespace, token=token, options=("--resync-seconds=2",)) as controller:
         controller.ready()
         # All there is to start, change, suspend, resume, finish, clean up and let expire.
         everything = Run.create(

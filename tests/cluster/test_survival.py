@@ -34,10 +34,10 @@ def proxy(plane: ControlPlane) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def controller(plane, api, namespace, tmp_path, proxy) -> Iterator[Controller]:
+def controller(plane, api, namespace, proxy) -> Iterator[Controller]:
     """A controller of the test's namespace, with the rights of a namespaced install, behind the proxy."""
     token = grant(api, namespace)
-    with Controller(plane, tmp_path, namespace, token=token, url=proxy.url) as controller:
+    with Controller(plane, namespace, token=token, url=proxy.url) as controller:
         yield controller.ready()
 
 
@@ -144,19 +144,17 @@ def write_of(request: Request) -> tuple[str, str, str]:
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("moment", ["before the server sees it", "before the answer is known"])
 def test_a_controller_killed_at_every_write_leaves_what_an_undisturbed_one_leaves(
-    plane, api, kubelet, namespace, tmp_path, moment
+    plane, api, kubelet, namespace, moment
 ):
     with other_namespace(api) as quiet, Kubelet(api, quiet) as played, Proxy(plane) as proxy:
-        with Controller(
-            plane, tmp_path, quiet, token=grant(api, quiet), url=proxy.url, identity="quiet"
-        ) as undisturbed:
+        with Controller(plane, quiet, token=grant(api, quiet), url=proxy.url, identity="quiet") as undisturbed:
             undisturbed.ready()
             expected = live_a_life(api, played, quiet)
         least = {write_of(request)[:2] for request in proxy.writes if not request.of_event}
     assert len(least) > 15
 
     with Proxy(plane) as proxy:
-        killer = Controller(plane, tmp_path, namespace, token=grant(api, namespace), url=proxy.url, identity="killed")
+        killer = Controller(plane, namespace, token=grant(api, namespace), url=proxy.url, identity="killed")
         killed: set[tuple[str, str, str]] = set()
 
         def kill(request: Request) -> None:
@@ -320,10 +318,10 @@ def test_children_that_are_deleted_are_made_again(api, kubelet, namespace, contr
 
 
 @pytest.fixture
-def pair(plane, api, namespace, tmp_path) -> Iterator[tuple[Controller, Controller]]:
+def pair(plane, api, namespace) -> Iterator[tuple[Controller, Controller]]:
     """Two replicas of one controller; each has an account of its own, so that the audit log tells them apart."""
     first, second = (
-        Controller(plane, tmp_path, namespace, token=grant(api, namespace, f"{ACCOUNT}-{name}"), identity=name)
+        Controller(plane, namespace, token=grant(api, namespace, f"{ACCOUNT}-{name}"), identity=name)
         for name in ("first", "second")
     )
     with first:
