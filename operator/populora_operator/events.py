@@ -16,7 +16,8 @@ from populora_operator.subject import Subject
 NOTE_LENGTH = 1000
 
 _QUIET = frozenset({"Provisioning", "Waiting", "Ready", "Training", "Finished", "Suspended", "Suspending", "Running"})
-_QUIET = _QUIET | {"Evaluating", "NotNeeded"}
+# A failure that is tried again is told by its own reason.
+_QUIET = _QUIET | {"Evaluating", "NotNeeded", "Retrying"}
 _NORMAL = frozenset({"Restarting", "NodeFault", "Queued"})
 
 

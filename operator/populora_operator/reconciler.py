@@ -231,7 +231,7 @@ class Reconciler:
         }
         written = await self._cluster.apply(RUN, item, manager=names.STATUS_MANAGER, subresource="status")
         self._know(memory, read(written))
-        for note in turns(subject.status, status):
+        for note in (*turns(subject.status, status), *_charged(situation)):
             await self._tell(memory, subject, note)
         assert memory.subject is not None
         return memory.subject
@@ -366,6 +366,15 @@ class Reconciler:
         pace = memory.progress.seconds_per_step if memory.progress is not None else None
         least = max(self._settings.status_poll_seconds, len(self._polled) / POLLS_PER_SECOND)
         return max(least, min((pace or 0.0) / 4, 30.0))
+
+
+def _charged(situation: Situation) -> Iterable[Note]:
+    """Yield the failure that has just been charged, if one has."""
+    decision, failure = situation.decision, situation.decision.failure
+    if decision.stage is not Stage.TRAINING or failure is None or not failure.charged:
+        return
+    if decision.attempt != situation.subject.status.attempts:
+        yield Note("Warning", failure.reason, failure.message)
 
 
 def _notes(change: Change, subject: Subject, context: Context | None, decision: Decision) -> Iterable[Note]:

@@ -17,7 +17,7 @@ class Store:
 
     def __init__(self) -> None:
         self._runs: dict[Key, dict[tuple[str, str], Child]] = {}
-        self._gone: OrderedDict[str, None] = OrderedDict()  # uids, so that a late answer revives nothing
+        self._gone: OrderedDict[str, str] = OrderedDict()  # version by uid, so that a late answer revives nothing
 
     def observed(self, key: Key) -> Observed:
         """Return the children of a run as they are known now; later changes do not show in it."""
@@ -36,7 +36,7 @@ class Store:
         if key is None:
             return None
         new = child(kind, item)
-        if new.uid in self._gone:
+        if new.uid in self._gone and not _is_newer(new.version, self._gone[new.uid]):
             return None
         known = self._runs.setdefault(key, {})
         old = known.get((new.kind, new.name))
@@ -46,11 +46,11 @@ class Store:
         return key
 
     def drop(self, kind: Kind, item: Object) -> Key | None:
-        """Forget an object that is gone, and return its run if it was known."""
+        """Forget an object that is gone, or has lost its label, and return its run if it was known."""
         key = _key(item)
         if key is None:
             return None
-        self._gone[item["metadata"]["uid"]] = None
+        self._gone[item["metadata"]["uid"]] = item["metadata"].get("resourceVersion", "")
         while len(self._gone) > _REMEMBERED:
             self._gone.popitem(last=False)
         known = self._runs.get(key, {})

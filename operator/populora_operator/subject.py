@@ -8,6 +8,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from populora_api import PopulationRun, Status
+from populora_api.checking import check
+from populora_api.documents import Document
 from populora_api.spec import Spec
 from populora_api.status import Condition
 from populora_operator import names
@@ -92,11 +94,9 @@ def _run(item: Object) -> tuple[PopulationRun | None, str | None]:
     }
     try:
         return PopulationRun.model_validate_json(json.dumps(plain), by_alias=True, by_name=False), None
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        message = first["msg"].removeprefix("Value error, ")
-        return None, f"{where}: {message}" if where else message
+    except ValidationError:
+        _, problems = check(Document("", 0, plain))
+        return None, "; ".join(f"{problem.field}: {problem.message}" for problem in problems) or "it cannot be read"
 
 
 def _status(value: Any) -> Status:

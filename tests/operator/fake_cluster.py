@@ -15,8 +15,8 @@ from populora_operator.cluster.port import (
     AlreadyExistsError,
     ClusterError,
     ConflictError,
-    ForbiddenError,
     InvalidError,
+    NamespaceTerminatingError,
     NotFoundError,
     Object,
     Page,
@@ -186,7 +186,7 @@ class FakeCluster:
             if metadata.get("uid") or subresource:
                 raise (NotFoundError if subresource else ConflictError)("no such object", code=404)
             if self.terminating:
-                raise ForbiddenError("the namespace is being terminated", code=403)
+                raise NamespaceTerminatingError("the namespace is being terminated", code=403)
         elif create:
             raise AlreadyExistsError("exists", code=409)
         elif metadata.get("uid") and metadata["uid"] != live["metadata"]["uid"]:

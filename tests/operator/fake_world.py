@@ -83,6 +83,7 @@ class World:
     answers: bool = True
 
     def __post_init__(self) -> None:
+        self._labelled: dict[tuple[str, str], Object] = {}
         self.cluster.on_event = self._hear
         self.start()
 
@@ -122,7 +123,14 @@ class World:
             version = "" if what == "DELETED" else item["metadata"]["resourceVersion"]
             if not self.reconciler.is_known(key, version):
                 self.woken.add(key)
-        elif kind in (*CHILDREN, POD) and _labelled(item):
+        elif kind in (*CHILDREN, POD):
+            where = (kind.kind, item["metadata"]["name"])
+            if not _labelled(item):
+                # A watch by label says of an object that matches no longer that it was deleted, as it was before.
+                if (before := self._labelled.pop(where, None)) is not None:
+                    self._hear("DELETED", kind, before)
+                return
+            self._labelled[where] = item
             found = (self.store.drop if what == "DELETED" else self.store.put)(kind, item)
             if found is not None:
                 self.woken.add(found)

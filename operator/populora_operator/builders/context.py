@@ -67,7 +67,7 @@ class Context:
         A trainer whose Job carries another digest is started again at its checkpoint. Defaults are left out and the
         controller's own settings do not count, so that a new version of the controller restarts no trainer.
         """
-        spec = self.spec.model_dump(mode="json", exclude_defaults=True, exclude=_NOT_THE_TRAINERS)
+        spec = _without_empty(self.spec.model_dump(mode="json", exclude_defaults=True, exclude=_NOT_THE_TRAINERS))
         return sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
@@ -105,6 +105,14 @@ class Context:
             "controller": True,
             "blockOwnerDeletion": False,
         }
+
+
+def _without_empty(value: Any) -> Any:
+    """Leave out parts in which nothing is left, which are equal to parts that were never given."""
+    if not isinstance(value, dict):
+        return value
+    kept = {key: _without_empty(item) for key, item in value.items()}
+    return {key: item for key, item in kept.items() if item != {}}
 
 
 _PODS = {"image", "resources", "node_selector", "tolerations", "pod_template"}
