@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import random
 import signal
 import time
 from collections.abc import Callable
@@ -189,8 +188,7 @@ class Controller:
                 if again is None:
                     queue.forget(work.key)
                 else:
-                    # Spread out, so that runs that were created together are not looked at together for ever.
-                    queue.add_after(work.key, again * random.uniform(0.9, 1.0))
+                    queue.add_after(work.key, again)
             except (AgainError, ConflictError) as caught:
                 queue.fail(work.key)
                 logger.debug("%s/%s: %s", *work.key, caught)

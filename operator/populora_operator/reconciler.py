@@ -6,6 +6,7 @@ what `lifecycle` says of each transition holds only where the record is never be
 
 import asyncio
 import logging
+import random
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -108,8 +109,8 @@ class Reconciler:
             ClusterError: something could not be done; try again.
         """
         memory = self._memory.setdefault(work.key, RunMemory())
-        if not work.woken and memory.subject is not None and await self._nothing_new(work.key, memory):
-            return self._next(work.key, memory, memory.subject)
+        if not work.woken and (situation := await self._nothing_new(work.key, memory)) is not None:
+            return self._next(work.key, memory, situation.subject, situation)
         try:
             item = await self._cluster.get(RUN, *work.key)
         except NotFoundError:
@@ -137,15 +138,21 @@ class Reconciler:
         if known is None or old is None or old.generation != subject.generation or known.facts != facts:
             memory.context = Context(subject.run, subject.namespace, subject.uid, self._settings.images, facts)
 
-    async def _nothing_new(self, key: Key, memory: RunMemory) -> bool:
-        """Whether a look at the trainer and the clock, without any request to the API server, changes nothing."""
-        assert memory.subject is not None
-        if memory.obstacle is not None or memory.subject.deleted_at is not None or self._is_expired(memory.subject):
-            return False
-        situation, target = await self._look(key, memory, memory.subject)
-        if not are_equal(compute(situation), memory.subject.status):
-            return False
-        return not changes(target, memory.subject, situation.observed, memory.applied)
+    async def _nothing_new(self, key: Key, memory: RunMemory) -> Situation | None:
+        """Look at the trainer and the clock without any request to the API server.
+
+        Returns:
+            The situation if nothing is to be done, None if a pass is needed.
+        """
+        subject = memory.subject
+        if subject is None or memory.obstacle is not None or subject.deleted_at is not None:
+            return None
+        if self._is_expired(subject):
+            return None
+        situation, target = await self._look(key, memory, subject)
+        if not are_equal(compute(situation), subject.status):
+            return None
+        return None if changes(target, subject, situation.observed, memory.applied) else situation
 
     async def _look(self, key: Key, memory: RunMemory, subject: Subject) -> tuple[Situation, Desired]:
         observed = self._store.observed(key)
@@ -331,9 +338,10 @@ class Reconciler:
 
     # When to look again
 
-    def _next(self, key: Key, memory: RunMemory, subject: Subject, situation: Situation | None = None) -> float:
+    def _next(self, key: Key, memory: RunMemory, subject: Subject, situation: Situation) -> float:
         """Return after how many seconds the run is to be looked at again if nothing happens."""
-        times = [self._settings.resync_seconds]
+        # Spread out, so that runs that were made together are not looked at together for ever.
+        times = [self._settings.resync_seconds * random.uniform(0.9, 1.0)]
         now = self._now()
         if key in self._polled:
             times.append(self._poll_seconds(memory))
@@ -346,9 +354,9 @@ class Reconciler:
         if memory.context is not None and not has_ended(subject):
             if (deadline := memory.context.spec.active_deadline_seconds) is not None:
                 times.append(deadline - active_seconds(subject, now))
-            if situation is not None and (at := situation.decision.not_before) is not None and situation.job is None:
+            if (at := situation.decision.not_before) is not None and situation.job is None:
                 times.append((at - now).total_seconds())
-            if situation is not None and situation.job is not None and not situation.job.finished:
+            if situation.job is not None and not situation.job.finished:
                 # Only Events tell of a Job that cannot make pods, and those are not watched.
                 times.append(self._no_pods_seconds(situation))
         return max(0.05, min(times))

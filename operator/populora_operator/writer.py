@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from populora_operator.cluster.kinds import Kind
+from populora_operator.cluster.kinds import DEPLOYMENT, JOB, Kind
 from populora_operator.cluster.port import (
     AlreadyExistsError,
     Cluster,
@@ -27,6 +27,7 @@ from populora_operator.subject import Subject
 logger = logging.getLogger(__name__)
 
 _MESSAGE_LENGTH = 700
+_PODS = (DEPLOYMENT, JOB)
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Outcome:
 
 
 class Writer:
-    """Makes changes one after the other; a refusal of one child does not keep the others from being made."""
+    """Makes changes one after the other; where a child is refused, no pods are made, and all others are."""
 
     def __init__(self, cluster: Cluster, store: Store):
         self._cluster, self._store = cluster, store
@@ -62,6 +63,9 @@ class Writer:
         obstacle: Failure | None = None
         conflict = False
         for change in changes:
+            if obstacle is not None and change.action == "create" and change.kind in _PODS:
+                # No pod without what it rests on: its configuration, its identity, and above all its isolation.
+                continue
             try:
                 await self._make(change, subject, memory)
                 done.append(change)

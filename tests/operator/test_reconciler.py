@@ -4,8 +4,18 @@ import json
 
 from fake_world import World, manifest
 
-from populora_operator.cluster.kinds import CONFIG_MAP, DEPLOYMENT, EVENT, JOB, POD, RUN, SERVICE
-from populora_operator.cluster.port import Object, QuotaExceededError
+from populora_operator.cluster.kinds import (
+    CONFIG_MAP,
+    DEPLOYMENT,
+    EVENT,
+    JOB,
+    NETWORK_POLICY,
+    POD,
+    RUN,
+    SERVICE,
+    SERVICE_ACCOUNT,
+)
+from populora_operator.cluster.port import ForbiddenError, Object, QuotaExceededError
 
 
 def test_a_run_gets_its_children_trains_and_completes() -> None:
@@ -282,6 +292,33 @@ def test_a_foreign_object_is_left_alone_and_named() -> None:
     assert "run-sandbox" in world.condition("Progressing")["message"]
     world.cluster.remove(SERVICE, "ns", "run-sandbox")
     world.until(lambda: world.phase() == "Running")
+
+
+def test_no_pod_is_made_without_what_it_rests_on() -> None:
+    for kind in (CONFIG_MAP, NETWORK_POLICY, SERVICE_ACCOUNT):
+        world = World()
+        denied = ForbiddenError("denied by a webhook", code=403)
+        world.cluster.refuse = lambda verb, of, item, kind=kind, denied=denied: denied if of is kind else None
+        world.create(manifest())
+        assert world.condition("Progressing")["reason"] == "Forbidden"
+        assert not world.cluster.of(JOB), kind
+        assert not world.cluster.of(DEPLOYMENT), kind
+        assert world.cluster.of(SERVICE), "a Service runs nothing"
+
+
+def test_a_pass_that_comes_early_comes_again_in_time() -> None:
+    world = World()
+    world.create(manifest())
+    world.trainers["run"].hold_at = 3
+    world.until(lambda: world.status().get("step") == 3)
+    world.end(_trainer(world))
+    world.tick()
+    assert not world.cluster.has(JOB, "run-trainer-2")
+    key = ("ns", "run")
+    world.due = {key: world.seconds()}
+    world.settle()
+    assert world.due[key] - world.seconds() <= 10, "the pause of the next attempt is not forgotten"
+    world.until(lambda: world.cluster.has(JOB, "run-trainer-2"), ticks=4)
 
 
 def test_a_quota_is_named_and_the_run_goes_on_when_it_is_raised() -> None:
