@@ -74,6 +74,8 @@ def test_the_quickstart_leads_to_a_completed_run(
             shell(away)
             run.until_gone()
     finally:
+        # Before its namespace, which holds the record of the release: cluster-wide objects would be left.
+        shell("helm uninstall populora --namespace populora-system --ignore-not-found --wait")
         for name in ("ml", "populora-system"):
             api.delete("Namespace", name)
             eventually(lambda name=name: api.find("Namespace", name) is None, f"{name} is gone", seconds=120)
