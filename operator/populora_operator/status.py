@@ -29,6 +29,8 @@ from populora_operator.subject import Subject
 
 MAX_EVALUATIONS = 64
 MESSAGE_LENGTH = 1024
+MAX_URI_CHARACTERS = 8192
+DECIMALS = 4
 UNREACHABLE_AFTER = timedelta(seconds=60)
 STALLED_AFTER = timedelta(minutes=10)
 STALLED_STEPS = 10
@@ -426,18 +428,20 @@ def _with_progress(status: Status, s: Situation) -> Status:
     return status.model_copy(update=told)
 
 
-def _members(members: Iterable[Member], context: Context | None) -> Iterable[MemberStatus]:
-    folder = context.spec.storage.uri.rstrip("/") if context is not None else None
+def _members(members: Sequence[Member], context: Context | None) -> Iterable[MemberStatus]:
+    folder = f"{context.spec.storage.uri.rstrip('/')}/adapters" if context is not None else ""
+    # The digest alone names an adapter; the longer text is left out where it would fill the object.
+    tell = bool(folder) and len(members) * len(folder) <= MAX_URI_CHARACTERS
     for member in members:
-        uri = f"{folder}/adapters/{member.digest}" if folder and member.digest else None
+        uri = f"{folder}/{member.digest}" if tell and member.digest else None
         yield MemberStatus(
             name=member.name,
             role=_ROLES.get(member.role, "agent"),
             generation=member.generation,
-            mu=member.mu,
-            sigma=member.sigma,
-            lcb=member.lcb,
-            adapter_uri=uri if uri is not None and len(uri) <= 1024 else None,
+            mu=round(member.mu, DECIMALS),
+            sigma=round(member.sigma, DECIMALS),
+            lcb=round(member.lcb, DECIMALS),
+            adapter_uri=uri,
             digest=member.digest,
         )
 
