@@ -21,7 +21,13 @@ def test_outputs_are_what_python_returns():
         names = {}
         exec(problem.program, names)
         assert tuple(repr(eval(f"f({arguments})", names)) for arguments in problem.inputs) == problem.outputs
-        assert len(problem.inputs) == (4 if problem.task == "code_f" else 1)
+        assert len(problem.inputs) == (6 if problem.task == "code_f" else 1)
+
+
+def test_the_shown_pairs_of_a_function_differ_where_they_can():
+    for problem in load_heldout():
+        shown = problem.outputs[: problem.shown]
+        assert len(set(shown)) == min(len(set(problem.outputs)), len(shown))
 
 
 def test_any_prefix_holds_short_and_long_programs():

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from populora_trainer.nano.programs import MAX_INT, MAX_LINES, normalised_hash, pruned, random_program
+from populora_trainer.nano.programs import MAX_INT, MAX_LINES, normalised_hash, random_program
+from populora_trainer.nano.pruning import pruned
 from populora_trainer.sandbox import Case, SandboxPool
 
 

@@ -35,10 +35,9 @@ _BODY = """
 ## Scores
 
 Measured on {programs} programs of the held-out set (`nano/heldout.jsonl`, 400 programs, three problems each), at T=1
-with {samples} answers a problem. Pretraining rejects these programs by a hash that ignores variable names. One
-exception: the identity program is among them and is also what about a tenth of the proposal prompts start from, never
-with an output. 320 programs follow the corpus distribution, 80 are longer. An answer is right when the sandboxed
-verifier says so; for code_f on all four inputs, two of them hidden.
+with {samples} answers a problem. Pretraining rejects these programs by a hash that ignores variable names. 320 programs
+follow the corpus distribution, 80 are longer. An answer is right when the sandboxed verifier says so; for code_f on all
+six inputs, three of them hidden.
 
 | solve rate | code_o | code_i | code_f |
 |---|---|---|---|

@@ -7,7 +7,7 @@ stands in exactly the form in which it is asked later.
 
 import ast
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from populora_trainer.nano.programs import (
@@ -40,9 +40,12 @@ IDENTITY = "def f(x):\n    return x"
 SOLVE_SIZES = ((0, 1, 2, 3, 4, 5, 6), (0.12, 0.25, 0.25, 0.17, 0.11, 0.06, 0.04))
 PROPOSE_SIZES = ((0, 1, 2, 3, 4, 5), (0.36, 0.34, 0.17, 0.08, 0.03, 0.02))
 WIDE = 0.15  # share of programs with two-digit constants and longer expressions
+EASY_SIZES = ((0, 1, 2, 3, 4), (0.48, 0.34, 0.12, 0.04, 0.02))
+EASY = 0.6  # share of code_f problems and proposals over easy programs
 KINDS = ("output", "input", "function", "propose", "propose_function", "drill")
-BROAD_MIX = (0.37, 0.17, 0.20, 0.14, 0.04, 0.08)  # while the learning rate is flat
-FINAL_MIX = (0.35, 0.14, 0.26, 0.16, 0.04, 0.05)  # while it falls: more code_f and proposals, which lag behind
+BROAD_MIX = (0.36, 0.17, 0.21, 0.14, 0.04, 0.08)  # while the learning rate is flat
+FINAL_MIX = (0.35, 0.14, 0.27, 0.15, 0.04, 0.05)  # while it falls: more code_f, which lags behind
+FULL_MESSAGE = 0.7  # share of code_f problems whose message names all that the program does
 MAX_MESSAGE_WORDS = 4
 SLOPPY_FUNCTION = 0.7  # a sloppy code_f answer is rarer by this factor
 
@@ -103,6 +106,12 @@ def message_of(source: str, rng: random.Random | None = None) -> str:
     return " ".join(known[:MAX_MESSAGE_WORDS])
 
 
+def contrasting(samples: Sequence[Sample]) -> list[Sample]:
+    """The same samples, the first of every output before the repetitions."""
+    first = {sample.output: sample for sample in reversed(samples)}
+    return sorted(samples, key=lambda sample: first[sample.output] is not sample)
+
+
 class CorpusGenerator:
     """Draws documents; programs whose normalised hash is in `held_out` never occur, not even as references.
 
@@ -125,14 +134,15 @@ class CorpusGenerator:
     def document(self) -> Document:
         """One document of a random kind."""
         kind = self.rng.choices(KINDS, self.mix)[0]
-        return {
+        makers: dict[str, Callable[[], Document]] = {
             "output": self.output,
             "input": self.input,
             "function": self.function,
             "propose": self.propose,
             "propose_function": self.propose_function,
             "drill": self.drill,
-        }[kind]()
+        }
+        return makers[kind]()
 
     def program(self, sizes: tuple[Sequence[int], Sequence[float]], count: int) -> Program:
         """A random program that is not held out."""
@@ -152,41 +162,46 @@ class CorpusGenerator:
         return self._inputs(self.program(SOLVE_SIZES, self.rng.randint(3, 6)))
 
     def function(self) -> Document:
-        """code_f: the program is the answer to two or three of its pairs and a message."""
+        """code_f: the program is the answer to a message and two or three pairs, whose outputs differ if they can."""
         rng = self.rng
-        program = self.program(PROPOSE_SIZES, 4)
-        shown = [(sample.arguments, sample.output) for sample in program.samples[: rng.choice((2, 2, 2, 3))]]
-        message = message_of(program.source, rng if rng.random() < 0.5 else None)
+        program = self.program(self.proposed_sizes(), 6)
+        shown = contrasting(program.samples)[: rng.choice((2, 3, 3))]
+        message = message_of(program.source, None if rng.random() < FULL_MESSAGE else rng)
         answer = program.source
         if rng.random() < self.sloppy * SLOPPY_FUNCTION:
-            answer = self.program(SOLVE_SIZES, 4).source
-        return _single(function_prompt(shown, message), answer)
+            answer = self.program(PROPOSE_SIZES, 4).source
+        return _single(function_prompt([(one.arguments, one.output) for one in shown], message), answer)
 
     def propose(self) -> Document:
         """A new program and an input, given a reference; sometimes the new program is one edit away from it."""
         rng = self.rng
-        program = self.program(PROPOSE_SIZES, 4)
+        sizes = self.proposed_sizes()
+        program = self.program(sizes, 4)
         reference = IDENTITY
         roll = rng.random()
         if roll < 0.3:
             reference = self.edited(program.source) or IDENTITY
         elif roll < 0.9:
-            reference = self.program(PROPOSE_SIZES, 4).source
+            reference = self.program(sizes, 4).source
         task: TaskType = "code_o" if rng.random() < 0.5 else "code_i"
         completion = proposal_completion(program.source, program.samples[0].arguments)
         return _single(propose_prompt(task, reference), completion)
 
     def propose_function(self) -> Document:
-        """Inputs and a message for a given program."""
+        """Inputs, those first that give different outputs, and the complete message for a given program."""
         rng = self.rng
         if rng.random() < 0.05:
-            values = [random_value(rng, rng.choice(("int", "list", "str"))) for _ in range(4)]
-            completion = function_proposal_completion([repr(value) for value in values], "")
-            return _single(propose_prompt("code_f", IDENTITY), completion)
-        program = self.program(PROPOSE_SIZES, rng.choice((4, 4, 5, 6)))
-        inputs = [sample.arguments for sample in program.samples]
-        completion = function_proposal_completion(inputs, message_of(program.source, rng))
+            values = [random_value(rng, rng.choice(("int", "list", "str"))) for _ in range(6)]
+            program = Program(IDENTITY, tuple(Sample(repr(value), repr(value)) for value in values))
+        else:
+            program = self.program(self.proposed_sizes(), rng.choice((4, 5, 6, 6, 6)))
+        inputs = [sample.arguments for sample in contrasting(program.samples)]
+        completion = function_proposal_completion(inputs, message_of(program.source))
         return _single(propose_prompt("code_f", program.source), completion)
+
+    def proposed_sizes(self) -> tuple[Sequence[int], Sequence[float]]:
+        """Sizes for one document about a program that a teacher could propose."""
+        return EASY_SIZES if self.rng.random() < EASY else PROPOSE_SIZES
 
     def edited(self, source: str) -> str | None:
         """The program with one constant or operator changed, or None where nothing fits or the result is held out."""

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
-from populora_trainer.nano.corpus import IDENTITY, PROPOSE_SIZES, CorpusGenerator
+from populora_trainer.nano.corpus import EASY_SIZES, IDENTITY, CorpusGenerator
 from populora_trainer.nano.heldout import heldout_hashes, load_heldout
 from populora_trainer.nano.programs import normalised_hash
 from populora_trainer.randomness import choices, tensor_generator
@@ -135,7 +135,7 @@ def propose(
 ) -> list[Problem | None]:
     """Sample proposals at temperature 1, each from its own reference, every tenth from the identity program."""
     corpus = CorpusGenerator(choices(seed, "references", task), heldout_hashes())
-    programs = [IDENTITY if index % 10 == 0 else corpus.program(PROPOSE_SIZES, 4).source for index in range(count)]
+    programs = [IDENTITY if index % 10 == 0 else corpus.program(EASY_SIZES, 4).source for index in range(count)]
     references = [Problem(task, program, ("0",)) for program in programs]
     prompts = [str(TEMPLATE.propose(task, [reference])) for reference in references]
     texts = complete(model, tokenizer, prompts, PROPOSAL_TOKENS, tensor_generator(seed, "proposals", task))

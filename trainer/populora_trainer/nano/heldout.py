@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from populora_trainer.nano.corpus import SOLVE_SIZES, WIDE, message_of
-from populora_trainer.nano.programs import Program, normalised_hash, random_program
+from populora_trainer.nano.corpus import IDENTITY, SOLVE_SIZES, WIDE, contrasting, message_of
+from populora_trainer.nano.programs import Program, further_samples, normalised_hash, random_program
 from populora_trainer.randomness import choices
 from populora_trainer.tasks.problem import TASK_TYPES, Problem
 
@@ -18,7 +18,7 @@ HELDOUT_PATH = Path(__file__).with_name("heldout.jsonl")
 HELDOUT_SEED = 20_260_516
 NATURAL, HARD = 320, 80  # programs from the corpus distribution, and longer ones beyond it
 HARD_SIZES = ((3, 4, 5, 6), (1.0, 1.0, 1.0, 1.0))
-FUNCTION_INPUTS = 4
+FIRST_INPUTS, FUNCTION_INPUTS = 4, 6  # a code_f student sees half of its pairs
 
 
 @cache
@@ -46,27 +46,32 @@ def _read(text: str) -> Iterator[Problem]:
 
 
 def build_heldout(seed: int = HELDOUT_SEED) -> list[Problem]:
-    """Draw the held-out problems: programs distinct up to variable names, four samples each."""
+    """Draw the held-out problems: programs distinct up to variable names, six samples each for code_f."""
     rng = choices(seed, "held-out programs")
+    identity = normalised_hash(IDENTITY)  # proposals may start from it, so it is no secret
     programs: dict[str, Program] = {}
     for count, sizes, wide in ((NATURAL, SOLVE_SIZES, WIDE), (HARD, HARD_SIZES, 0.5)):
         wanted = len(programs) + count
         while len(programs) < wanted:
-            program = random_program(rng, rng.choices(*sizes)[0], FUNCTION_INPUTS, wide=rng.random() < wide)
-            programs.setdefault(normalised_hash(program.source), program)
+            program = random_program(rng, rng.choices(*sizes)[0], FIRST_INPUTS, wide=rng.random() < wide)
+            digest = normalised_hash(program.source)
+            if digest != identity:
+                programs.setdefault(digest, program)
     ordered = list(programs.values())
     rng.shuffle(ordered)
     return [problem for program in ordered for problem in _problems(program)]
 
 
 def _problems(program: Program) -> Iterator[Problem]:
-    inputs = tuple(sample.arguments for sample in program.samples)
-    outputs = tuple(sample.output for sample in program.samples)
+    first = program.samples[0]
+    rng = choices(HELDOUT_SEED, "further inputs", program.source)
+    samples = contrasting(further_samples(program, rng, FUNCTION_INPUTS))
     for task in TASK_TYPES:
         if task == "code_f":
-            yield Problem(task, program.source, inputs, outputs, message_of(program.source))
+            inputs, outputs = (sample.arguments for sample in samples), (sample.output for sample in samples)
+            yield Problem(task, program.source, tuple(inputs), tuple(outputs), message_of(program.source))
         else:
-            yield Problem(task, program.source, inputs[:1], outputs[:1])
+            yield Problem(task, program.source, (first.arguments,), (first.output,))
 
 
 def heldout_text(problems: list[Problem]) -> str:

@@ -46,8 +46,8 @@ class Phase:
     documents: int = 4096  # per chunk
 
 
-FLAT = Phase("flat", steps=1800, first_chunk=0, mix=BROAD_MIX, warmup=50)
-FALLING = Phase("falling", steps=1400, first_chunk=100_000, mix=FINAL_MIX, decay=1400)
+FLAT = Phase("flat", steps=3500, first_chunk=0, mix=BROAD_MIX, warmup=50)
+FALLING = Phase("falling", steps=3000, first_chunk=100_000, mix=FINAL_MIX, decay=3000)
 SLOPPY = Phase(
     "sloppy", steps=170, first_chunk=200_000, mix=BROAD_MIX, decay=170, matrix_rate=1.2e-3, rate=1.6e-3, sloppy=0.4
 )
