@@ -110,6 +110,7 @@ class Kubelet:
         self.failing: dict[str, Callable[[Object], None]] = {}
         self.hanging: set[str] = set()
         self.seen: dict[str, Object] = {}
+        self.started: list[Object] = []
         self.errors: list[str] = []
         self._succeeded: dict[str, int] = {}
         self._addresses: dict[str, str] = {}
@@ -282,6 +283,7 @@ class Kubelet:
             self.wait_with(pod, "CreateContainerConfigError", f'secret "{missing}" not found')
             return
         self.seen[uid] = pod
+        self.started.append(pod)
         if (act := self.failing.get(component)) is not None:
             act(pod)
             return

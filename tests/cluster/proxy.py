@@ -159,7 +159,7 @@ class Proxy:
         headers = {name: value for name, value in incoming.headers.items() if name.lower() not in _HOP_BY_HOP}
         try:
             url = URL(f"{self.plane.url}{incoming.raw_path}", encoded=True)
-            async with self._session.request(incoming.method, url, data=seen.body, headers=headers) as answer:
+            async with self._session.request(incoming.method, url, data=seen.body or None, headers=headers) as answer:
                 return await self._answer(incoming, seen, answer)
         except aiohttp.ClientError:
             # The API server is away: so is the connection, for the client.
