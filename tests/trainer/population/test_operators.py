@@ -149,11 +149,44 @@ def test_mixed_deltas_do_not_depend_on_the_basis_a_parent_is_written_in(
 
 @pytest.mark.parametrize("id", OPERATORS)
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_parents_with_nan_or_infinity_are_refused_by_name(id: str, value: float) -> None:
-    good, bad = adapter(1), adapter(2)
-    bad["layers.1.proj"].B[0, 0] = value
-    with pytest.raises(OperatorError, match=r"layers\.1\.proj\.lora_B holds NaN or infinity"):
-        child_of(id, *((bad,) if OPERATORS[id].arity == 1 else (good, bad)))
+@given(whose=st.integers(1, 2), slot=st.integers(0, 2), factor=st.sampled_from("AB"), kin=st.booleans())
+@settings(max_examples=12)
+def test_parents_with_nan_or_infinity_are_refused_by_name(
+    id: str, value: float, whose: int, slot: int, factor: str, kin: bool
+) -> None:
+    whose = min(whose, OPERATORS[id].arity)
+    first = adapter(1)
+    parents = first, adapter(2, like=first if kin else None)
+    getattr(parents[whose - 1][f"layers.{slot}.proj"], factor)[0, 0] = value
+    with pytest.raises(
+        OperatorError, match=rf"^parent {whose}: layers\.{slot}\.proj\.lora_{factor} holds NaN or infinity"
+    ):
+        child_of(id, *parents)
+
+
+@pytest.mark.parametrize(
+    ("id", "parameters", "ignored"),
+    [("X5", {"weight": 0.0}, 2), ("X5", {"weight": 1.0}, 1), ("X4", {"eta_max": 1.0}, 1), ("X1", {"p": 0.99}, 2)],
+)
+def test_a_parent_that_hardly_counts_is_looked_at_as_well(
+    id: str, parameters: dict[str, Parameter], ignored: int
+) -> None:
+    parents = adapter(1), adapter(2)
+    parents[ignored - 1]["layers.2.proj"].B[3, 1] = float("inf")
+    with pytest.raises(OperatorError, match=rf"^parent {ignored}: layers\.2\.proj\.lora_B holds"):
+        child_of(id, *parents, **parameters)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_large_child_is_made_of_the_same_values_as_a_small_one(dtype: torch.dtype) -> None:
+    first, second = (adapter(seed, (8, 40_000, 30_000), slots=8, dtype=dtype) for seed in (1, 2))
+    assert same(child_of("C1", first), first)
+    path = "layers.7.proj"
+    large = child_of("X5", first, second, weight=0.25)
+    assert same({path: large[path]}, child_of("X5", {path: first[path]}, {path: second[path]}, weight=0.25))
+    before = copy_factors({path: large[path]})
+    large["layers.6.proj"].B.zero_()
+    assert same({path: large[path]}, before)
 
 
 def test_a_child_that_overflows_is_refused_rather_than_returned() -> None:

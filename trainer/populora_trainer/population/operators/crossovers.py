@@ -20,8 +20,9 @@ from torch import Tensor
 from populora_trainer.errors import OperatorError
 from populora_trainer.population.factors import Factors, Pair, inner_product
 from populora_trainer.population.operators import draws
+from populora_trainer.population.operators.ordering import rank_in_rows
 from populora_trainer.population.operators.ranges import require
-from populora_trainer.population.operators.slots import per_slot, working
+from populora_trainer.population.operators.slots import per_slot, room_for, working
 from populora_trainer.population.operators.svd import basis_near, rows_of, shared_directions, spectrum, truncate
 
 NEGLIGIBLE = 0.01
@@ -54,10 +55,10 @@ def dare(parent1: Factors, parent2: Factors, generator: torch.Generator, *, p: f
         mask, share = draws.keep(tuple(B.shape), 1 - p, generator, B)
         return working(B) * mask / share
 
-    def mix(first: Pair, second: Pair) -> Pair:
-        return _weighted(Pair(first.A, dropped(first.B)), Pair(second.A, dropped(second.B)), 0.5, 0.5)
+    def mix(out: Pair, first: Pair, second: Pair) -> Pair:
+        return _weighted(out, Pair(first.A, dropped(first.B)), Pair(second.A, dropped(second.B)), 0.5, 0.5)
 
-    return per_slot(mix, parent1, parent2)
+    return per_slot(mix, parent1, parent2, transparent=True)
 
 
 def pick_slots(parent1: Factors, parent2: Factors, generator: torch.Generator) -> Factors:
@@ -76,9 +77,8 @@ def pick_slots(parent1: Factors, parent2: Factors, generator: torch.Generator) -
     """
     coins = iter(torch.randint(2, (len(parent1),), generator=generator, device=generator.device).tolist())
 
-    def pick(first: Pair, second: Pair) -> Pair:
-        A, B = second if next(coins) else first
-        return Pair(A.clone(), B.clone())
+    def pick(out: Pair, first: Pair, second: Pair) -> Pair:
+        return second if next(coins) else first
 
     return per_slot(pick, parent1, parent2)
 
@@ -108,7 +108,7 @@ def splice_spectrum(
     if share is not None:
         require("share", share, 0, 1, open_low=True, open_high=True)
 
-    def mix(first: Pair, second: Pair) -> Pair:
+    def mix(out: Pair, first: Pair, second: Pair) -> Pair:
         forms = spectrum(first), spectrum(second)
         total = forms[0].values.shape[0]
         if total == 1:
@@ -120,7 +120,7 @@ def splice_spectrum(
         A1, A2, B1, B2 = working(first.A), working(second.A), working(first.B), working(second.B)
         size = (torch.linalg.vector_norm(A1) + torch.linalg.vector_norm(A2)).double() / 2
         if size == 0:  # no directions to splice
-            return Pair(first.A.clone(), first.B.clone())
+            return first
         rows = (forms[0].right[:k].to(A1.dtype), A1), (forms[1].right[k:].to(A1.dtype), A2)
         directions = torch.cat([right @ A for right, A in rows])
         basis, inverse = (matrix.to(A1.dtype) for matrix in basis_near(((A1 + A2) / 2 @ directions.T).double(), size))
@@ -157,7 +157,9 @@ def extrapolate(
     require("eta_min", eta_min, 1)
     require("eta_max", eta_max, eta_min)
     eta = draws.between(eta_min, eta_max, generator)
-    return per_slot(lambda first, second: _weighted(first, second, 1 - eta, eta), parent1, parent2)
+    return per_slot(
+        lambda out, first, second: _weighted(out, first, second, 1 - eta, eta), parent1, parent2, transparent=True
+    )
 
 
 def interpolate(parent1: Factors, parent2: Factors, generator: torch.Generator, *, weight: float = 0.5) -> Factors:
@@ -178,7 +180,9 @@ def interpolate(parent1: Factors, parent2: Factors, generator: torch.Generator, 
     Source: arXiv 2605.16727, appendix, X5; task arithmetic, Ilharco et al. 2022, arXiv 2212.04089.
     """
     require("weight", weight, 0, 1)
-    return per_slot(lambda first, second: _weighted(first, second, 1 - weight, weight), parent1, parent2)
+    return per_slot(
+        lambda out, first, second: _weighted(out, first, second, 1 - weight, weight), parent1, parent2, transparent=True
+    )
 
 
 def ties(parent1: Factors, parent2: Factors, generator: torch.Generator, *, density: float = 0.5) -> Factors:
@@ -206,7 +210,7 @@ def ties(parent1: Factors, parent2: Factors, generator: torch.Generator, *, dens
     def merge(a: Tensor, b: Tensor) -> Tensor:
         return _elect(_trim(a, density), _trim(b, density))
 
-    return per_slot(lambda first, second: _entrywise(first, second, merge), parent1, parent2)
+    return per_slot(lambda out, first, second: _entrywise(out, first, second, merge), parent1, parent2)
 
 
 def della(
@@ -243,7 +247,7 @@ def della(
 
     def drop(B: Tensor) -> Tensor:
         columns = B.shape[1]
-        rank = B.abs().argsort(dim=1).argsort(dim=1).to(B.dtype) / max(1, columns - 1) if columns > 1 else 0.5
+        rank = rank_in_rows(B.abs()).to(B.dtype) / max(1, columns - 1) if columns > 1 else 0.5
         chance = (density - epsilon) + 2 * epsilon * rank
         kept = B * ((draws.uniform(tuple(B.shape), generator, B) + 1) / 2 < chance)
         before, after = B.abs().sum(), kept.abs().sum()
@@ -252,7 +256,7 @@ def della(
     def merge(a: Tensor, b: Tensor) -> Tensor:
         return _elect(drop(a), drop(b))
 
-    return per_slot(lambda first, second: _entrywise(first, second, merge), parent1, parent2)
+    return per_slot(lambda out, first, second: _entrywise(out, first, second, merge), parent1, parent2)
 
 
 def slerp(parent1: Factors, parent2: Factors, generator: torch.Generator, *, weight: float = 0.5) -> Factors:
@@ -277,14 +281,14 @@ def slerp(parent1: Factors, parent2: Factors, generator: torch.Generator, *, wei
     """
     require("weight", weight, 0, 1)
 
-    def mix(first: Pair, second: Pair) -> Pair:
+    def mix(out: Pair, first: Pair, second: Pair) -> Pair:
         norms = inner_product(first, first) * inner_product(second, second)
         cosine = inner_product(first, second) / norms.sqrt() if norms > 0 else torch.ones(())
         if cosine.abs() > PARALLEL:
-            return _weighted(first, second, 1 - weight, weight)
+            return _weighted(out, first, second, 1 - weight, weight)
         theta = cosine.acos()
         w1, w2 = torch.sin((1 - weight) * theta) / theta.sin(), torch.sin(weight * theta) / theta.sin()
-        return _weighted(first, second, float(w1), float(w2))
+        return _weighted(out, first, second, float(w1), float(w2))
 
     return per_slot(mix, parent1, parent2)
 
@@ -314,7 +318,7 @@ def fisher(parent1: Factors, parent2: Factors, generator: torch.Generator) -> Fa
         total = F1 + F2
         return torch.where(total > 0, (F1 * a + F2 * b) / total.where(total > 0, 1.0), (a + b) / 2)
 
-    return per_slot(lambda first, second: _entrywise(first, second, weighted), parent1, parent2)
+    return per_slot(lambda out, first, second: _entrywise(out, first, second, weighted), parent1, parent2)
 
 
 def copy_first(parent1: Factors, parent2: Factors, generator: torch.Generator) -> Factors:
@@ -325,32 +329,32 @@ def copy_first(parent1: Factors, parent2: Factors, generator: torch.Generator) -
     Raises:
         OperatorError: a parent holds NaN or infinity, or they do not fit.
     """
-    return per_slot(lambda first, _: Pair(first.A.clone(), first.B.clone()), parent1, parent2)
+    return per_slot(lambda out, first, _: first, parent1, parent2)
 
 
-def _weighted(first: Pair, second: Pair, w1: float, w2: float) -> Pair:
+def _weighted(out: Pair, first: Pair, second: Pair, w1: float, w2: float) -> Pair:
     """Return w1 dW1 + w2 dW2 in the parents' rank, by the identity at the top of this file."""
     A1, A2, B1, B2 = working(first.A), working(second.A), working(first.B), working(second.B)
     total = w1 + w2
-    A = torch.lerp(A1, A2, w2 / total)
-    B = torch.lerp(B1, B2, w2 / total)
+    A = torch.lerp(A1, A2, w2 / total, out=room_for(out.A, A1))
+    B = torch.lerp(B1, B2, w2 / total, out=room_for(out.B, B1))
     if total != 1:
         B *= total
-    apart_A = torch.linalg.vector_norm(A1 - A2)
+    apart_A = torch.dist(A1, A2)
     if apart_A > 0:
-        apart = abs(w1 * w2 / total) * apart_A * torch.linalg.vector_norm(B1 - B2)
+        apart = abs(w1 * w2 / total) * apart_A * torch.dist(B1, B2)
         if apart > NEGLIGIBLE * torch.linalg.vector_norm(A) * torch.linalg.vector_norm(B):
             stacked = torch.cat((A1, A2))
             return truncate(torch.cat((w1 * B1, w2 * B2), dim=1), stacked, rows_of(stacked), A1.shape[0])
     return Pair(A, B)
 
 
-def _entrywise(first: Pair, second: Pair, merge: Callable[[Tensor, Tensor], Tensor]) -> Pair:
+def _entrywise(out: Pair, first: Pair, second: Pair, merge: Callable[[Tensor, Tensor], Tensor]) -> Pair:
     """Return the pair whose delta is merge(C1, C2) V^T, where dWi = Ci V^T on common input directions V."""
     A1, A2, B1, B2 = working(first.A), working(second.A), working(first.B), working(second.B)
-    apart, size = torch.linalg.vector_norm(A1 - A2), torch.linalg.vector_norm(A1) + torch.linalg.vector_norm(A2)
+    apart, size = torch.dist(A1, A2), torch.linalg.vector_norm(A1) + torch.linalg.vector_norm(A2)
     if apart <= NEGLIGIBLE * size:
-        return Pair(torch.lerp(A1, A2, 0.5), merge(B1, B2))
+        return Pair(torch.lerp(A1, A2, 0.5, out=room_for(out.A, A1)), merge(B1, B2))
     stacked = torch.cat((A1, A2))
     rows = rows_of(stacked)
     C1, C2, basis = shared_directions(B1, B2, rows)

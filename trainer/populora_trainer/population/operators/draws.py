@@ -6,8 +6,10 @@ from torch import Tensor
 _LEVELS = 1 << 16
 
 
-def normal(shape: tuple[int, ...], generator: torch.Generator, like: Tensor) -> Tensor:
-    """Return standard normal numbers in `like`'s dtype and on its device."""
+def normal(shape: tuple[int, ...], generator: torch.Generator, like: Tensor, out: Tensor | None = None) -> Tensor:
+    """Return standard normal numbers in `like`'s dtype and on its device; in `out`, of the same kind, if given."""
+    if out is not None and out.device == generator.device:
+        return torch.randn(shape, generator=generator, out=out)
     return torch.randn(shape, generator=generator, device=generator.device, dtype=like.dtype).to(like.device)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from populora_trainer.population.factors import Factors, Pair
 from populora_trainer.population.operators import draws
 from populora_trainer.population.operators.ranges import require
-from populora_trainer.population.operators.slots import per_slot, working
+from populora_trainer.population.operators.slots import per_slot, room_for, working
 from populora_trainer.population.operators.svd import SMALL, Spectrum, spectrum
 
 
@@ -49,7 +49,7 @@ def perturb_spectrum(
     require("epsilon", epsilon, 0)
     require("rotation", rotation, 0)
 
-    def change(pair: Pair) -> Pair:
+    def change(out: Pair, pair: Pair) -> Pair:
         form = spectrum(pair)
         s = form.values
         live = s > SMALL * s[0]
@@ -60,7 +60,7 @@ def perturb_spectrum(
         new = (U @ left) * (s * torch.exp(epsilon * z)) @ right @ form.right
         old = (form.left * live) @ form.right
         B = pair.B.double()  # dividing by small s magnifies rounding, so this product is in float64
-        return Pair(pair.A.clone(), B + B @ (new - old))
+        return Pair(pair.A, B + B @ (new - old))
 
     return per_slot(change, parent)
 
@@ -91,10 +91,10 @@ def jitter_slots(
     chosen[draws.choose(len(parent), max(1, round(fraction * len(parent))), generator)] = True
     changes = iter(chosen.tolist())
 
-    def change(pair: Pair) -> Pair:
-        return _jittered(pair, epsilon, generator) if next(changes) else Pair(pair.A.clone(), pair.B.clone())
+    def change(out: Pair, pair: Pair) -> Pair:
+        return _jittered(out, pair, epsilon, generator) if next(changes) else pair
 
-    return per_slot(change, parent)
+    return per_slot(change, parent, transparent=True)
 
 
 def mask_components(parent: Factors, generator: torch.Generator, *, fraction: float = 0.3) -> Factors:
@@ -120,11 +120,11 @@ def mask_components(parent: Factors, generator: torch.Generator, *, fraction: fl
     """
     require("fraction", fraction, 0, 1, open_high=True)
 
-    def change(pair: Pair) -> Pair:
+    def change(out: Pair, pair: Pair) -> Pair:
         form = spectrum(pair)
         size = form.values.shape[0]
         dropped = draws.choose(size, min(round(fraction * size), size - 1), generator)
-        return Pair(pair.A.clone(), _without(working(pair.B), form, dropped))
+        return Pair(pair.A, _without(working(pair.B), form, dropped))
 
     return per_slot(change, parent)
 
@@ -147,7 +147,7 @@ def jitter(parent: Factors, generator: torch.Generator, *, epsilon: float = 0.15
     Source: arXiv 2605.16727, appendix, M4.
     """
     require("epsilon", epsilon, 0)
-    return per_slot(lambda pair: _jittered(pair, epsilon, generator), parent)
+    return per_slot(lambda out, pair: _jittered(out, pair, epsilon, generator), parent, transparent=True)
 
 
 def jitter_inputs(parent: Factors, generator: torch.Generator, *, alpha: float = 1.0) -> Factors:
@@ -172,12 +172,12 @@ def jitter_inputs(parent: Factors, generator: torch.Generator, *, alpha: float =
     """
     require("alpha", alpha, 0)
 
-    def change(pair: Pair) -> Pair:
+    def change(out: Pair, pair: Pair) -> Pair:
         A = working(pair.A)
         noise = draws.uniform(tuple(A.shape), generator, A)
-        return Pair(torch.add(A, noise, alpha=alpha / A.numel() ** 0.5), pair.B.clone())
+        return Pair(torch.add(A, noise, alpha=alpha / A.numel() ** 0.5, out=room_for(out.A, A)), pair.B)
 
-    return per_slot(change, parent)
+    return per_slot(change, parent, transparent=True)
 
 
 def collapse(parent: Factors, generator: torch.Generator, *, keep: float = 0.5, epsilon: float = 0.05) -> Factors:
@@ -202,11 +202,11 @@ def collapse(parent: Factors, generator: torch.Generator, *, keep: float = 0.5, 
     require("keep", keep, 0, 1, open_low=True)
     require("epsilon", epsilon, 0)
 
-    def change(pair: Pair) -> Pair:
+    def change(out: Pair, pair: Pair) -> Pair:
         form = spectrum(pair)
         size = form.values.shape[0]
         B = _without(working(pair.B), form, torch.arange(max(1, round(keep * size)), size))
-        return _jittered(Pair(pair.A, B), epsilon, generator)
+        return _jittered(out, Pair(pair.A, B), epsilon, generator)
 
     return per_slot(change, parent)
 
@@ -219,16 +219,16 @@ def copy(parent: Factors, generator: torch.Generator) -> Factors:
     Raises:
         OperatorError: the parent holds NaN or infinity, or is no set of factors.
     """
-    return per_slot(lambda pair: Pair(pair.A.clone(), pair.B.clone()), parent)
+    return per_slot(lambda out, pair: pair, parent, transparent=True)
 
 
-def _jittered(pair: Pair, epsilon: float, generator: torch.Generator) -> Pair:
-    def shaken(tensor: Tensor) -> Tensor:
+def _jittered(out: Pair, pair: Pair, epsilon: float, generator: torch.Generator) -> Pair:
+    def shaken(room: Tensor, tensor: Tensor) -> Tensor:
         values = working(tensor)
-        noise = draws.normal(tuple(values.shape), generator, values)
+        noise = draws.normal(tuple(values.shape), generator, values, room_for(room, values))
         return noise.mul_(epsilon * values.std(correction=0)).add_(values)
 
-    return Pair(shaken(pair.A), shaken(pair.B))
+    return Pair(shaken(out.A, pair.A), shaken(out.B, pair.B))
 
 
 def _without(B: Tensor, form: Spectrum, components: Tensor) -> Tensor:
