@@ -199,7 +199,7 @@ class Reconciler:
         subject = memory.subject
         assert subject is not None
         if self._is_expired(subject):
-            await self._expire(subject)
+            await self._expire(memory, subject)
             return self._settings.resync_seconds
         if subject.deleted_at is None:
             subject = await self._keep_finalizer(memory, subject)
@@ -247,7 +247,7 @@ class Reconciler:
         todo = changes(target, subject, situation.observed, memory.applied)
         outcome = await self._writer.carry_out(todo, subject, memory)
         for change in outcome.done:
-            for note in _notes(change, subject, memory.context, situation.decision):
+            for note in _notes(change, situation):
                 await self._tell(memory, subject, note)
         return outcome
 
@@ -332,8 +332,8 @@ class Reconciler:
         at = expires_at(subject)
         return at is not None and self._now() >= at and subject.deleted_at is None
 
-    async def _expire(self, subject: Subject) -> None:
-        logger.info("%s/%s: ttlSecondsAfterFinished is over: deleted", subject.namespace, subject.name)
+    async def _expire(self, memory: RunMemory, subject: Subject) -> None:
+        await self._tell(memory, subject, Note("Normal", "Expired", "ttlSecondsAfterFinished is over."))
         await self._cluster.delete(RUN, subject.namespace, subject.name, uid=subject.uid)
 
     # When to look again
@@ -385,16 +385,20 @@ def _charged(situation: Situation) -> Iterable[Note]:
         yield Note("Warning", failure.reason, failure.message)
 
 
-def _notes(change: Change, subject: Subject, context: Context | None, decision: Decision) -> Iterable[Note]:
+def _notes(change: Change, situation: Situation) -> Iterable[Note]:
     """Yield what a person wants to know of a change that was made."""
-    kind, name = change.where
+    (kind, name), context, run = change.where, situation.context, situation.subject.name
     if kind != JOB.kind or context is None:
         return
-    attempt = names.attempt_of(subject.name, name)
+    attempt, cleanup = names.attempt_of(run, name), names.cleanup_number_of(run, name)
     if change.action == "create" and attempt is not None:
         yield Note("Normal", "Started", f"{name} is started: attempt {attempt} of {context.spec.retries + 1}.")
         if volatile(context):
             folder = context.spec.storage.folder
             yield Note("Warning", "VolatileStorage", f"No volume is mounted at {folder}: checkpoints go with the pod.")
-    if change.action == "create" and names.cleanup_number_of(subject.name, name) is not None:
+    if change.action == "create" and cleanup is not None:
+        before = situation.observed.job(names.cleanup_job(run, cleanup - 1))
+        if before is not None and before.failed is not None:
+            cause = failures.of_job(before, situation.observed.pods_of(before))
+            yield Note("Warning", "CleanupFailed", cause.message)
         yield Note("Normal", "CleanupStarted", f"{name} deletes {context.spec.storage.uri}.")

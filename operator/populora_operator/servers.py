@@ -16,8 +16,8 @@ async def serve(
     health_port: int,
     problems: Callable[[], Sequence[str]],
     ready: Callable[[], bool],
-) -> AsyncIterator[None]:
-    """Serve while the context lasts.
+) -> AsyncIterator[tuple[int, int]]:
+    """Serve while the context lasts, and yield both ports.
 
     Args:
         metrics: what /metrics shows.
@@ -46,17 +46,23 @@ async def serve(
         await _start(health_port, {"/healthz": healthz, "/readyz": readyz}),
     ]
     try:
-        yield
+        yield _port(runners[0]), _port(runners[1])
     finally:
         for runner in runners:
             await runner.cleanup()
+
+
+def _port(runner: web.AppRunner) -> int:
+    """Return the port, of IPv4 where any free port was asked for and each family has got another."""
+    addresses = sorted(runner.addresses, key=len)
+    return int(addresses[0][1])
 
 
 async def _start(port: int, routes: dict[str, Callable[[web.Request], object]]) -> web.AppRunner:
     application = web.Application()
     for path, handler in routes.items():
         application.router.add_get(path, handler)  # type: ignore[arg-type]
-    runner = web.AppRunner(application, access_log=None, handle_signals=False)
+    runner = web.AppRunner(application, access_log=None, handle_signals=False, shutdown_timeout=1.0)
     await runner.setup()
-    await web.TCPSite(runner, port=port, shutdown_timeout=1.0).start()
+    await web.TCPSite(runner, port=port).start()
     return runner

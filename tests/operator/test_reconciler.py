@@ -225,6 +225,7 @@ def test_a_finished_run_goes_when_its_time_is_over() -> None:
     world.tick()
     assert world.cluster.has(RUN, "run")
     world.until(lambda: not world.cluster.has(RUN, "run"), ticks=15)
+    assert _events(world, "Expired")
     world.until(lambda: not [kind for kind, _, _ in world.cluster.objects if kind != "Event"])
 
 
@@ -455,6 +456,7 @@ def test_a_clean_up_is_given_up_on_request_and_after_its_tries() -> None:
         world.settle()
         assert not world.cluster.has(RUN, "run"), way
         assert _events(world, "CleanupAbandoned"), way
+        assert bool(_events(world, "CleanupFailed")) == (way == "tries")
 
 
 def test_a_namespace_that_is_deleted_is_not_held_up() -> None:
