@@ -17,6 +17,7 @@ class Store:
 
     def __init__(self) -> None:
         self._runs: dict[Key, dict[tuple[str, str], Child]] = {}
+        self._homes: dict[tuple[str, str, str], Key] = {}  # run by namespace, kind and name
         self._gone: OrderedDict[str, str] = OrderedDict()  # version by uid, so that a late answer revives nothing
 
     def observed(self, key: Key) -> Observed:
@@ -43,7 +44,17 @@ class Store:
         if old is not None and old.uid == new.uid and not _is_newer(new.version, old.version):
             return None
         known[new.kind, new.name] = new
+        self._homes[key[0], new.kind, new.name] = key
         return key
+
+    def move(self, kind: Kind, item: Object) -> Key | None:
+        """Return the run that has lost an object, because somebody has given it the label of another run."""
+        metadata = item["metadata"]
+        home = self._homes.get((metadata["namespace"], kind.kind, metadata["name"]))
+        if home is None or home == _key(item):
+            return None
+        self._forget(home, (kind.kind, metadata["name"]))
+        return home
 
     def drop(self, kind: Kind, item: Object) -> Key | None:
         """Forget an object that is gone, or has lost its label, and return its run if it was known."""
@@ -57,9 +68,7 @@ class Store:
         where = (kind.kind, item["metadata"]["name"])
         if where not in known or known[where].uid != item["metadata"]["uid"]:
             return None
-        del known[where]
-        if not known:
-            self._runs.pop(key, None)
+        self._forget(key, where)
         return key
 
     def replace(self, kind: Kind, namespace: str | None, items: Iterable[Object]) -> set[Key]:
@@ -77,11 +86,17 @@ class Store:
             if namespace is not None and key[0] != namespace:
                 continue
             for where in [w for w in known if w[0] == kind.kind and (key, w[1]) not in listed]:
-                del known[where]
+                self._forget(key, where)
                 changed.add(key)
-            if not known:
-                del self._runs[key]
         return changed
+
+    def _forget(self, key: Key, where: tuple[str, str]) -> None:
+        known = self._runs.get(key, {})
+        known.pop(where, None)
+        if not known:
+            self._runs.pop(key, None)
+        if self._homes.get((key[0], *where)) == key:
+            del self._homes[key[0], *where]
 
 
 def _key(item: Object) -> Key | None:

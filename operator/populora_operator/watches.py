@@ -81,6 +81,8 @@ class ChildWatch:
                 self._version = event.object["metadata"]["resourceVersion"]
                 if event.type == "BOOKMARK":
                     continue
+                if (loser := self._store.move(self._kind, event.object)) is not None:
+                    self._enqueue(loser)
                 change = self._store.drop if event.type == "DELETED" else self._store.put
                 if (key := change(self._kind, event.object)) is not None:
                     self._enqueue(key)

@@ -52,6 +52,22 @@ def test_a_late_answer_does_not_revive_what_is_gone() -> None:
     assert store.put(CONFIG_MAP, config(version=3, uid="other")) == KEY, "another object of the name is new"
 
 
+def test_an_object_with_another_runs_label_is_lost_to_its_run_until_it_has_the_right_one_again() -> None:
+    store = Store()
+    store.put(CONFIG_MAP, config(version=7))
+    assert store.move(CONFIG_MAP, config(version=8)) is None
+    stolen = config(version=8, run="other")
+    assert store.move(CONFIG_MAP, stolen) == KEY
+    assert store.put(CONFIG_MAP, stolen) == ("ns", "other")
+    assert store.observed(KEY).find(CONFIG_MAP, "c") is None
+    back = config(version=9)
+    assert store.move(CONFIG_MAP, back) == ("ns", "other")
+    assert store.put(CONFIG_MAP, back) == KEY
+    assert store.runs() == {KEY}
+    assert store.drop(CONFIG_MAP, config(version=10)) == KEY
+    assert store.move(CONFIG_MAP, config(version=11, run="third")) is None, "nothing is remembered of what is gone"
+
+
 def test_a_list_forgets_what_is_not_in_it_and_tells_what_is_new() -> None:
     store = Store()
     store.put(CONFIG_MAP, config("a"))
