@@ -51,12 +51,14 @@ class Binary:
         module: folder under `binaries/`.
         package: the Go package of the command.
         flags: link flags beside `-s -w`.
+        tags: build tags.
     """
 
     name: str
     module: str
     package: str
     flags: str = ""
+    tags: str = ""
 
 
 BINARIES: dict[str, Binary] = {
@@ -71,6 +73,8 @@ BINARIES: dict[str, Binary] = {
         Binary("helm", "helm", "helm.sh/helm/v4/cmd/helm"),
         Binary("kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok"),
         Binary("versitygw", "versitygw", "github.com/versity/versitygw/cmd/versitygw"),
+        # Rules need no service discovery, whose clients of every cloud are most of what would be compiled.
+        Binary("promtool", "promtool", "github.com/prometheus/prometheus/cmd/promtool", tags="remove_all_sd"),
     )
 }
 """Every binary, quickest builds first."""
@@ -158,7 +162,7 @@ def _go_version(go: Path) -> tuple[str | None, str]:
 
 
 def _key(wanted: Binary, go_version: str) -> str:
-    digest = hashlib.sha256(f"{go_version}\n{wanted.flags}\n".encode())
+    digest = hashlib.sha256(f"{go_version}\n{wanted.flags}\n{wanted.tags}".encode())
     for name in ("go.mod", "go.sum"):
         digest.update((MODULES / wanted.module / name).read_bytes())
     return digest.hexdigest()[:16]
@@ -170,6 +174,7 @@ def _build(wanted: Binary, go: Path, path: Path, say: Say) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{wanted.name}-") as scratch:
         made = Path(scratch, wanted.name)
         command = [go, "build", "-trimpath", "-buildvcs=false", "-mod=readonly"]
+        command += ["-tags", wanted.tags] if wanted.tags else []
         command += ["-ldflags", f"-s -w {wanted.flags}".strip(), "-o", made, wanted.package]
         environment = {**os.environ, "CGO_ENABLED": "0", "GOWORK": "off"}
         result = subprocess.run(command, cwd=MODULES / wanted.module, env=environment, capture_output=True, text=True)

@@ -11,6 +11,7 @@ from types import TracebackType
 
 from client import Api, Object, eventually
 from control_plane import ControlPlane, die_with_parent
+from forks import Fork, ForkServer
 
 from populora_operator.permissions import role_rules
 
@@ -29,6 +30,7 @@ class Controller:
         url: of a proxy, instead of the API server.
         identity: in the Lease; the same one again takes over at once from a process that was killed.
         options: further words of the command line.
+        forks: starts the process by a fork, which takes no seconds; without it the installed command is run.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Controller:
         url: str | None = None,
         identity: str = "first",
         options: tuple[str, ...] = (),
+        forks: ForkServer | None = None,
     ) -> None:
         self.identity, self.namespace = identity, namespace
         # Beside the control plane's logs, which are kept where a test has failed.
@@ -48,9 +51,7 @@ class Controller:
         self.log = folder / f"controller-{identity}.log"
         kubeconfig = plane.write_kubeconfig(folder / f"{identity}.kubeconfig", token or plane.token, url=url)
         self.metrics_port, self.health_port = _free_port(), _free_port()
-        self.command = [
-            str(POPULORA),
-            "controller",
+        self.arguments = [
             f"--kubeconfig={kubeconfig}",
             *([f"--namespace={namespace}"] if namespace else []),
             f"--lease-namespace={namespace or 'default'}",
@@ -62,7 +63,8 @@ class Controller:
             "--log-level=debug",
             *options,
         ]
-        self.process: subprocess.Popen[bytes] | None = None
+        self.forks = forks
+        self.process: subprocess.Popen[bytes] | Fork | None = None
 
     def __enter__(self) -> "Controller":
         return self.start()
@@ -76,9 +78,12 @@ class Controller:
 
     def start(self) -> "Controller":
         """Start the process; it is not ready yet."""
+        if self.forks is not None:
+            self.process = self.forks.start(self.arguments, self.log)
+            return self
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
-                self.command,
+                [str(POPULORA), "controller", *self.arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -18,6 +18,7 @@ import pytest
 from client import Api, Object, condition, conditions, eventually
 from control_plane import ControlPlane
 from controller import ACCOUNT, Controller, grant, user_of
+from forks import ForkServer
 from kubelet import Kubelet
 from proxy import Proxy, Request
 from runs import Run, merged, read_manifest
@@ -34,11 +35,18 @@ def proxy(plane: ControlPlane) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def controller(plane, api, namespace, proxy) -> Iterator[Controller]:
+def controller(plane, api, namespace, proxy, forks) -> Iterator[Controller]:
     """A controller of the test's namespace, with the rights of a namespaced install, behind the proxy."""
     token = grant(api, namespace)
-    with Controller(plane, namespace, token=token, url=proxy.url) as controller:
+    with Controller(plane, namespace, token=token, url=proxy.url, forks=forks) as controller:
         yield controller.ready()
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[ForkServer]:
+    server = ForkServer()
+    yield server
+    server.stop()
 
 
 @contextlib.contextmanager
@@ -100,7 +108,7 @@ def live_a_life(api: Api, kubelet: Kubelet, namespace: str) -> list[Object]:
     training = kubelet.training(NAME)
     training.limit = 4
     run = Run.create(api, namespace, NANO, deletionPolicy="Delete")
-    stations = []
+    stations: list[Object] = []
 
     def settled(phase: str, pods: bool, step: int) -> None:
         """Wait until nothing is left to do, however long restarts take."""
@@ -116,7 +124,7 @@ def live_a_life(api: Api, kubelet: Kubelet, namespace: str) -> list[Object]:
                 )
             return done
 
-        eventually(reached, f"the run is settled as {phase}", seconds=400, otherwise=run.explain)
+        eventually(reached, f"the run is settled as {phase}", seconds=700, otherwise=run.explain)
         stations.append(story(run))
 
     settled("Running", True, 4)
@@ -127,7 +135,7 @@ def live_a_life(api: Api, kubelet: Kubelet, namespace: str) -> list[Object]:
     settled("Completed", False, 8)
     stations.append({"trainer": training.first_steps})
     run.delete()
-    run.until_gone(seconds=400)
+    run.until_gone(seconds=700)
     stations.append({"cleanups": kubelet.ended("cleanup")})
     return stations
 
@@ -144,17 +152,19 @@ def write_of(request: Request) -> tuple[str, str, str]:
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("moment", ["before the server sees it", "before the answer is known"])
 def test_a_controller_killed_at_every_write_leaves_what_an_undisturbed_one_leaves(
-    plane, api, kubelet, namespace, moment
+    plane, api, kubelet, namespace, forks, moment
 ):
     with other_namespace(api) as quiet, Kubelet(api, quiet) as played, Proxy(plane) as proxy:
-        with Controller(plane, quiet, token=grant(api, quiet), url=proxy.url, identity="quiet") as undisturbed:
+        token = grant(api, quiet)
+        with Controller(plane, quiet, token=token, url=proxy.url, identity="quiet", forks=forks) as undisturbed:
             undisturbed.ready()
             expected = live_a_life(api, played, quiet)
         least = {write_of(request)[:2] for request in proxy.writes if not request.of_event}
     assert len(least) > 15
 
     with Proxy(plane) as proxy:
-        killer = Controller(plane, namespace, token=grant(api, namespace), url=proxy.url, identity="killed")
+        token = grant(api, namespace)
+        killer = Controller(plane, namespace, token=token, url=proxy.url, identity="killed", forks=forks)
         killed: set[tuple[str, str, str]] = set()
 
         def kill(request: Request) -> None:
@@ -266,7 +276,6 @@ EDITS: dict[str, tuple[str, str, Any]] = {
     "manifest": ("ConfigMap", "run-config", {"data": {"run.yaml": "nothing"}}),
     "token": ("ServiceAccount", "run-sandbox", {"automountServiceAccountToken": True}),
     "isolation": ("NetworkPolicy", "run-default-deny", {"spec": {"policyTypes": ["Ingress"]}}),
-    "owner": ("ServiceAccount", "run-trainer", {"metadata": {"ownerReferences": None}}),
 }
 
 
@@ -318,10 +327,10 @@ def test_children_that_are_deleted_are_made_again(api, kubelet, namespace, contr
 
 
 @pytest.fixture
-def pair(plane, api, namespace) -> Iterator[tuple[Controller, Controller]]:
+def pair(plane, api, namespace, forks) -> Iterator[tuple[Controller, Controller]]:
     """Two replicas of one controller; each has an account of its own, so that the audit log tells them apart."""
     first, second = (
-        Controller(plane, namespace, token=grant(api, namespace, f"{ACCOUNT}-{name}"), identity=name)
+        Controller(plane, namespace, token=grant(api, namespace, f"{ACCOUNT}-{name}"), identity=name, forks=forks)
         for name in ("first", "second")
     )
     with first:
