@@ -165,6 +165,8 @@ class Controller:
                     await watch_runs(handlers, self._settings.namespaces, self._take_signals)
                 except UnavailableError as error:
                     logger.warning("%s: again in %.0f s", error, KOPF_PAUSE_SECONDS)
+                finally:
+                    await session.close()
                 await asyncio.sleep(KOPF_PAUSE_SECONDS)
         finally:
             self._health.forget(source)

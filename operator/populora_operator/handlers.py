@@ -55,13 +55,20 @@ class Session:
 
     def __init__(self, configuration: Configuration, on_life: Callable[[], None]):
         self._configuration, self._on_life = configuration, on_life
+        self._sessions: list[aiohttp.ClientSession] = []
 
     async def open(self) -> kopf.AiohttpSession:
-        """Return what kopf logs in with; it closes the session itself."""
+        """Return what kopf logs in with."""
         session = aiohttp.ClientSession(
             connector=connector(self._configuration), middlewares=(self._authorize, self._listen), trust_env=True
         )
+        self._sessions.append(session)
         return kopf.AiohttpSession(server=self._configuration.host, aiohttp_session=session)
+
+    async def close(self) -> None:
+        """Close what kopf has left open, which it does when it is cancelled."""
+        while self._sessions:
+            await self._sessions.pop().close()
 
     async def _authorize(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType

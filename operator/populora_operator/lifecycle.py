@@ -56,7 +56,7 @@ class Decision:
         attempt: number of the trainer's Job, from 1.
         failure: why the run has failed, or why its trainer is started again.
         restart: the trainer's Job is to be deleted, to be made again.
-        not_before: when the next attempt may start, None for at once.
+        not_before: when the trainer may be started again, None for at once.
         evaluate: step that is to be evaluated now.
         evaluated: last step whose evaluation has ended.
         scores: of evaluations that have just ended.
@@ -102,7 +102,7 @@ def decide(subject: Subject, context: Context | None, observed: Observed, step: 
         return _after_training(subject, context, observed, attempt)
     if context.spec.suspend:
         return Decision(Stage.SUSPENDED, attempt, evaluated=evaluated)
-    return _training(subject, context, observed, job, attempt, step)
+    return _training(subject, context, observed, job, attempt, step, now)
 
 
 def has_ended(subject: Subject) -> bool:
@@ -131,15 +131,6 @@ def expires_at(subject: Subject) -> datetime | None:
     return at + timedelta(seconds=subject.run.spec.ttl_seconds_after_finished)
 
 
-def retry_at(subject: Subject, observed: Observed, attempt: int) -> datetime | None:
-    """Return when an attempt may start: some time after the end of the one before, if that is known."""
-    before = _own_job(subject, observed, names.trainer_job(subject.name, attempt - 1))
-    if before is None or not before.failed_at:
-        return None
-    pause = min(LAST_RETRY, FIRST_RETRY * 2.0 ** min(attempt - 2, 10))
-    return datetime.fromisoformat(before.failed_at) + pause
-
-
 def live_pods(observed: Observed, *components: str) -> list[Pod]:
     """Return the pods of some components that have not ended, also of earlier runs of the name."""
     return [pod for component in components for pod in observed.pods(component) if not pod.ended]
@@ -156,6 +147,16 @@ def _own_job(subject: Subject, observed: Observed, name: str) -> Job | None:
     return job if job is not None and job.owner == subject.uid else None
 
 
+def _retry_at(subject: Subject, observed: Observed, attempt: int) -> datetime | None:
+    """Return when an attempt may start: some time after the end of the one before, if that is known."""
+    before = _own_job(subject, observed, names.trainer_job(subject.name, attempt - 1))
+    return _after(before, min(LAST_RETRY, FIRST_RETRY * 2.0 ** min(attempt - 2, 10))) if before is not None else None
+
+
+def _after(job: Job, pause: timedelta) -> datetime | None:
+    return datetime.fromisoformat(job.failed_at) + pause if job.failed_at else None
+
+
 def _too_late(subject: Subject, context: Context, now: datetime) -> Failure | None:
     deadline = context.spec.active_deadline_seconds
     if deadline is None or (active := active_seconds(subject, now)) < deadline:
@@ -168,15 +169,23 @@ def _too_late(subject: Subject, context: Context, now: datetime) -> Failure | No
 
 
 def _training(
-    subject: Subject, context: Context, observed: Observed, job: Job | None, attempt: int, step: int | None
+    subject: Subject,
+    context: Context,
+    observed: Observed,
+    job: Job | None,
+    attempt: int,
+    step: int | None,
+    now: datetime,
 ) -> Decision:
     evaluation = _evaluation_on_the_way(subject, context, observed, step)
     failure: Failure | None = None
-    restart = False
+    restart, not_before = False, None
     if job is not None and job.failed is not None:
         failure = failures.of_job(job, observed.pods_of(job))
         if not failure.charged:
-            restart = True
+            # A node that takes pods and drops them at once must not be fed with one pod after the other.
+            not_before = _after(job, FIRST_RETRY)
+            restart = not_before is None or now >= not_before
         elif failure.final or attempt > context.spec.retries:
             tries = f"Attempt {attempt} of {context.spec.retries + 1}: " if not failure.final else ""
             ended = Failure(failure.reason, f"{tries}{failure.message}", final=True)
@@ -191,7 +200,7 @@ def _training(
         attempt,
         failure,
         restart,
-        retry_at(subject, observed, attempt),
+        not_before or _retry_at(subject, observed, attempt),
         evaluation.evaluate,
         evaluation.evaluated,
         evaluation.scores,

@@ -354,7 +354,7 @@ class Reconciler:
         if memory.context is not None and not has_ended(subject):
             if (deadline := memory.context.spec.active_deadline_seconds) is not None:
                 times.append(deadline - active_seconds(subject, now))
-            if (at := situation.decision.not_before) is not None and situation.job is None:
+            if (at := situation.decision.not_before) is not None and (situation.job is None or situation.job.finished):
                 times.append((at - now).total_seconds())
             if situation.job is not None and not situation.job.finished:
                 # Only Events tell of a Job that cannot make pods, and those are not watched.

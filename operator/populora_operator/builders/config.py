@@ -8,6 +8,14 @@ from populora_operator.cluster.kinds import CONFIG_MAP
 
 def config_map(context: Context) -> Manifest:
     """Return the ConfigMap. Its manifest never asks to be suspended: that is the controller's affair."""
+    if "manifest" not in context.memo:
+        # Writing YAML takes longer than everything else that is built for a run.
+        context.memo["manifest"] = _manifest(context)
+    data = {names.CONFIG_KEY: context.memo["manifest"]}
+    return context.child(CONFIG_MAP, names.config(context.name), "config", data=data)
+
+
+def _manifest(context: Context) -> str:
     run = context.run
     running = run.model_copy(
         update={
@@ -16,8 +24,7 @@ def config_map(context: Context) -> Manifest:
             "metadata": run.metadata.model_copy(update={"labels": None, "annotations": None}),
         }
     )
-    data = {names.CONFIG_KEY: resolved_yaml(running)}
-    return context.child(CONFIG_MAP, names.config(context.name), "config", data=data)
+    return resolved_yaml(running)
 
 
 def config_volume(context: Context) -> Manifest:

@@ -19,11 +19,17 @@ def sandbox_deployment(context: Context, *, replicas: int | None = None) -> Mani
         choice.image or context.images.sandbox,
         context,
         command=["populora", "sandbox", "serve"],
-        args=["--listen", f"0.0.0.0:{names.SANDBOX_PORT}"],
+        args=[
+            f"--listen=0.0.0.0:{names.SANDBOX_PORT}",
+            f"--timeout={choice.timeout_seconds:g}",
+            f"--memory={choice.memory_mib}",
+            f"--workers={_CONCURRENT_EXECUTIONS // 2}",
+            f"--drain={GRACE_SECONDS - 5}",
+        ],
         ports={"http": names.SANDBOX_PORT},
         resources=resources(choice, cpu="1", memory=memory),
         startupProbe=http_probe("/healthz", names.SANDBOX_PORT, period=2, failures=60),
-        readinessProbe=http_probe("/healthz", names.SANDBOX_PORT, period=5, failures=2),
+        readinessProbe=http_probe("/readyz", names.SANDBOX_PORT, period=5, failures=2),
         livenessProbe=http_probe("/healthz", names.SANDBOX_PORT, period=10, failures=6),
     )
     runtime: Manifest = {"runtimeClassName": choice.runtime_class_name} if choice.runtime_class_name else {}

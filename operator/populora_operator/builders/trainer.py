@@ -89,8 +89,11 @@ def trainer_service(context: Context) -> Manifest:
 
 
 def addresses(context: Context) -> list[Manifest]:
-    """Return the variables that tell a program where sandboxes and vLLM are."""
-    found = [("POPULORA_SANDBOX_URL", f"http://{names.sandbox(context.name)}:{names.SANDBOX_PORT}")]
+    """Return the variables that tell a program whose it is and where sandboxes and vLLM are."""
+    found = [
+        ("POPULORA_CONTROLLED", "1"),
+        ("POPULORA_SANDBOX_URL", f"http://{names.sandbox(context.name)}:{names.SANDBOX_PORT}"),
+    ]
     if context.serves:
         found.append(("POPULORA_SERVING_HOST", names.serving(context.name)))
     return [{"name": name, "value": value} for name, value in found]
