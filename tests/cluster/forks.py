@@ -5,6 +5,7 @@ Tests that kill the controller at every write start it dozens of times.
 
 import contextlib
 import ctypes
+import importlib
 import json
 import os
 import signal
@@ -92,8 +93,9 @@ def _die_with_parent() -> None:
 
 def _serve() -> None:
     """Import everything, then fork on demand and tell how forks have ended."""
-    from populora_operator.command import command
-
+    for module in ("populora_operator.app", "populora_operator.logs"):
+        importlib.import_module(module)
+    command = importlib.import_module("populora_operator.command").command
     ended: dict[int, int] = {}
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:

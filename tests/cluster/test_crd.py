@@ -242,7 +242,7 @@ S3_RUN = {
 FIXED: dict[str, Any] = {
     "mode": "SingleAgent",
     "baseModel.uri": "hf://Qwen/Qwen2.5-Coder-7B@v2",
-    "baseModel.dtype": "float16",
+    "baseModel.dtype": "float32",
     "population.teachers": 5,
     "population.students": 5,
     "population.seed": 1,
