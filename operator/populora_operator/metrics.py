@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Literal, NamedTuple
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -78,6 +78,9 @@ FAMILIES: dict[str, Family] = {
         ),
     )
 }
+
+# The times at which series began, which nobody asks for, would double their number.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 _VALUES = {"True": 1.0, "False": 0.0, "Unknown": -1.0}
 
