@@ -4,7 +4,7 @@ Imports neither torch nor kopf nor the engine, so that every part can read a man
 """
 
 from populora_api.errors import ManifestError, Problem
-from populora_api.local import CLUSTER_ONLY, cluster_only_fields, local_refusals
+from populora_api.local import ALONE, CLUSTER_ONLY, Services, cluster_only_fields, local_refusals
 from populora_api.manifest import (
     Change,
     changes,
@@ -22,11 +22,13 @@ from populora_api.spec import Spec
 from populora_api.status import Status
 
 __all__ = [
+    "ALONE",
     "CLUSTER_ONLY",
     "Change",
     "ManifestError",
     "PopulationRun",
     "Problem",
+    "Services",
     "Spec",
     "Status",
     "changes",

@@ -1,5 +1,7 @@
 """What a manifest asks for that an engine without a cluster cannot do, and what does not concern it."""
 
+from dataclasses import dataclass
+
 from populora_api.errors import Problem
 from populora_api.manifest import leaves
 from populora_api.resource import PopulationRun
@@ -24,8 +26,24 @@ CLUSTER_ONLY: tuple[str, ...] = (
 """Fields of spec that say how a cluster runs the pods; a local run gives the same results whatever they are."""
 
 
-def local_refusals(run: PopulationRun) -> list[Problem]:
-    """Return what a run asks for that needs a part of a cluster: vLLM, S3, benchmarks, RuntimeClasses.
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What an engine is given to work with that does not run in its own process.
+
+    Attributes:
+        sandbox_url: of a sandbox service, which then executes all programs; None where the engine does it itself.
+        controlled: whether a controller started the engine; benchmarks are then an affair of its own.
+    """
+
+    sandbox_url: str | None = None
+    controlled: bool = False
+
+
+ALONE = Services()
+
+
+def local_refusals(run: PopulationRun, services: Services = ALONE) -> list[Problem]:
+    """Return what a run asks for that is not here: vLLM, benchmarks, RuntimeClasses.
 
     A local run is refused if there is any; nothing that changes results or isolation is passed over in silence.
     """
@@ -35,10 +53,6 @@ def local_refusals(run: PopulationRun) -> list[Problem]:
         found.append(
             ("inference.engine", "VLLM needs vLLM pods: Transformers is allowed here, which samples in this process")
         )
-    if spec.storage.uri.startswith("s3://"):
-        found.append(
-            ("storage.uri", f"{spec.storage.uri} needs an object store: a file:// folder or no storage is allowed here")
-        )
     if spec.base_model.uri.startswith("s3://"):
         found.append(
             (
@@ -46,10 +60,10 @@ def local_refusals(run: PopulationRun) -> list[Problem]:
                 f"{spec.base_model.uri} needs an object store: builtin://, file:// and hf:// are allowed here",
             )
         )
-    if spec.evaluation.suites:
+    if spec.evaluation.suites and not services.controlled:
         suites = ", ".join(spec.evaluation.suites)
         found.append(("evaluation.suites", f"{suites} need an evaluation Job: no suites are allowed here"))
-    if spec.sandbox.runtime_class_name is not None:
+    if spec.sandbox.runtime_class_name is not None and services.sandbox_url is None:
         found.append(
             (
                 "sandbox.runtimeClassName",

@@ -25,7 +25,7 @@ def load_manifest(
         path: the YAML file.
         overrides: `PATH=VALUE` each, applied in order before the manifest is checked.
         output: folder of a local run. It takes the place of a `file://` storage.uri and of a missing storage. Another
-            storage.uri stays: `local_refusals` names it.
+            storage.uri stays.
 
     Raises:
         ManifestError: listing every problem.

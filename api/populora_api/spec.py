@@ -61,9 +61,10 @@ class BaseModelSource(Model):
         "builtin://nano is the model of 1 M parameters that comes with the package; nano-raw is the same model tuned "
         "on careless answers, a designed handicap that leaves reinforcement learning more to elicit."
     )
-    dtype: Literal["bfloat16", "float16", "float32"] = Field(
+    dtype: Literal["bfloat16", "float32"] = Field(
         default="bfloat16",
-        description="Number format of the frozen weights and of the forward pass. Adapters are trained in float32.",
+        description="Number format of the frozen weights and of the forward pass; float32 for accelerators without "
+        "bfloat16. float16 is no choice: bases trained in bfloat16 overflow in it. Adapters are trained in float32.",
     )
 
 

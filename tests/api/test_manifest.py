@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from populora_api import (
     ManifestError,
     PopulationRun,
+    Services,
     changes,
     cluster_only_fields,
     identity,
@@ -159,11 +160,12 @@ def test_output_takes_the_place_of_a_missing_or_a_local_storage(manifest, write,
         load_manifest(write(manifest))
 
 
-def test_output_leaves_s3_to_be_refused(manifest, write, tmp_path):
+def test_output_leaves_s3_as_it_is(manifest, write, tmp_path):
     manifest["spec"]["storage"] = {"uri": "s3://bucket/run"}
     run = load_manifest(write(manifest), output=tmp_path)
     assert run.spec.storage.folder is None
-    assert [problem.field for problem in local_refusals(run)] == ["spec.storage.uri"]
+    assert run.spec.storage.uri == "s3://bucket/run"
+    assert local_refusals(run) == []
 
 
 def test_identity_is_what_cannot_change():
@@ -214,13 +216,20 @@ def test_what_only_a_cluster_can_do_is_refused_locally(manifest, write):
     problems = local_refusals(load_manifest(write(manifest)))
     assert [problem.field for problem in problems] == [
         "spec.inference.engine",
-        "spec.storage.uri",
         "spec.baseModel.uri",
         "spec.evaluation.suites",
         "spec.sandbox.runtimeClassName",
         "spec.suspend",
     ]
     assert all("allowed here" in problem.message for problem in problems)
+
+
+def test_what_a_controller_sees_to_is_not_refused(manifest, write):
+    manifest["spec"] |= {"evaluation": {"suites": ["mbpp_plus"]}, "sandbox": {"runtimeClassName": "gvisor"}}
+    run = load_manifest(write(manifest))
+    left = [problem.field for problem in local_refusals(run, Services(sandbox_url="http://sandbox:8080"))]
+    assert left == ["spec.evaluation.suites"]
+    assert local_refusals(run, Services(sandbox_url="http://sandbox:8080", controlled=True)) == []
 
 
 def test_fields_without_effect_here_are_listed_if_the_manifest_gives_them(manifest, write):

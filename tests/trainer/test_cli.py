@@ -91,7 +91,7 @@ def test_a_wrong_manifest_is_one_sentence_a_problem_and_exit_code_42_before_torc
         [
             ["run", str(bad), "-o", output],
             ["run", str(tmp_path / "none.yaml"), "-o", output],
-            ["run", str(TINY), "-o", output, "--set", "inference.engine=VLLM", "--set", "storage.uri=s3://bucket/x"],
+            ["run", str(TINY), "-o", output, "--set", "inference.engine=VLLM", "--set", "baseModel.uri=s3://bucket/x"],
             ["run", str(TINY), "-o", output, "--set", "training.stepz=3"],
         ]
     )
@@ -103,7 +103,7 @@ def test_a_wrong_manifest_is_one_sentence_a_problem_and_exit_code_42_before_torc
     )
     assert missing[2] == f"Error: {tmp_path / 'none.yaml'}: cannot be read: No such file or directory\n"
     assert "spec.inference.engine: VLLM needs vLLM pods" in cluster[2]
-    assert "spec.storage.uri: s3://bucket/x needs an object store" in cluster[2]
+    assert "spec.baseModel.uri: s3://bucket/x needs an object store" in cluster[2]
     assert "training.stepz" in unknown[2]
     assert not Path(output).exists()
 

@@ -306,9 +306,7 @@ def test_a_runs_identity_cannot_change_and_the_rest_can(scripted: None, tmp_path
     ("overrides", "field", "message"),
     [
         (["inference.engine=VLLM"], "spec.inference.engine", "VLLM needs vLLM pods"),
-        (["storage.uri=s3://bucket/run"], "spec.storage.uri", "s3://bucket/run needs an object store"),
         (["baseModel.uri=s3://bucket/base"], "spec.baseModel.uri", "s3://bucket/base needs an object store"),
-        (["baseModel.dtype=float16"], "spec.baseModel.dtype", "float16 is not allowed for training: "),
         (["evaluation.suites=[mbpp_plus]"], "spec.evaluation.suites", "mbpp_plus need an evaluation Job"),
         (
             ["evaluation.heldOut.problems=99999"],

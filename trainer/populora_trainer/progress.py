@@ -4,7 +4,6 @@ import asyncio
 import signal
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
 from statistics import fmean
 from types import FrameType
 
@@ -13,35 +12,36 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from populora_api import PopulationRun, cluster_only_fields
+from populora_api import ALONE, PopulationRun, Services, cluster_only_fields
 from populora_trainer.diagnostics.endpoint import Endpoint
 from populora_trainer.diagnostics.records import StepMetrics
-from populora_trainer.diagnostics.report import load, render
+from populora_trainer.diagnostics.report import render
+from populora_trainer.diagnostics.report_data import read_run
 from populora_trainer.nano.registry import SCHEME, builtin_notice
 from populora_trainer.session import Events, open_session
 from populora_trainer.storage.logs import read_log
-from populora_trainer.storage.run import existing_run
+from populora_trainer.storage.store import ObjectStore
 
 
 def train_in_terminal(
     manifest: PopulationRun,
-    folder: Path,
     again: str,
     listen: str | None = None,
     from_step: int | None = None,
     allow_missing: Collection[str] = (),
     threads: int | None = None,
+    services: Services = ALONE,
 ) -> int | None:
     """Train what a manifest describes, and show it.
 
     Args:
-        manifest: with `storage.uri` set to the folder.
-        folder: of the run.
+        manifest: with `storage.uri` set to where the run lives.
         again: the command that goes on with it, for who stops it.
         listen: HOST:PORT of the endpoint, or None.
         from_step: go back to this checkpoint first.
         allow_missing: isolation layers that this machine may lack.
         threads: of torch, or None for those that the run began with.
+        services: what runs elsewhere.
 
     Returns:
         The signal that stopped the run before its last step, None where it is complete.
@@ -52,7 +52,8 @@ def train_in_terminal(
     """
     console = Console(highlight=False)
     steps = manifest.spec.training.steps
-    _introduce(console, manifest, folder)
+    place = str(manifest.spec.storage.folder or manifest.spec.storage.uri)
+    _introduce(console, manifest, place)
     with ExitStack() as stack:
         interrupt = stack.enter_context(_interrupts(console))
         view = stack.enter_context(_View(console, steps))
@@ -63,6 +64,7 @@ def train_in_terminal(
                 from_step=from_step,
                 allow_missing=allow_missing,
                 threads=threads,
+                services=services,
             )
         )
         if listen is not None:
@@ -71,12 +73,12 @@ def train_in_terminal(
         if session.resumed is not None:
             view.resume(session.resumed)
             if session.resumed < steps:
-                view.say(f"Continuing {folder} after step {session.resumed} of {steps}")
+                view.say(f"Continuing {place} after step {session.resumed} of {steps}")
             else:
-                view.say(f"{folder} has done its {steps} steps; a larger training.steps would go on")
+                view.say(f"{place} has done its {steps} steps; a larger training.steps would go on")
         done = asyncio.run(session.train())
         step = session.trainer.step
-    _conclude(console, folder, steps)
+        _conclude(console, session.run.store, place, steps)
     if done:
         return None
     console.print(f"Stopped after step {step} of {steps}; nothing is lost. Go on with:", soft_wrap=True)
@@ -84,14 +86,14 @@ def train_in_terminal(
     return interrupt()
 
 
-def _introduce(console: Console, manifest: PopulationRun, folder: Path) -> None:
+def _introduce(console: Console, manifest: PopulationRun, place: str) -> None:
     spec = manifest.spec
     who = (
         "a single agent that proposes and solves"
         if spec.mode == "SingleAgent"
         else f"{spec.population.teachers} teachers and {spec.population.students} students"
     )
-    where = f"on {spec.base_model.uri}, in {escape(str(folder))}"
+    where = f"on {spec.base_model.uri}, in {escape(place)}"
     console.print(f"[bold]{manifest.metadata.name}[/bold]: {who} {where}", soft_wrap=True)
     notice = builtin_notice(spec.base_model.uri) if spec.base_model.uri.startswith(SCHEME) else ""
     if notice:
@@ -160,15 +162,12 @@ class _View:
         self._progress.update(self._task, completed=metrics["step"])
 
 
-def _conclude(console: Console, folder: Path, steps: int) -> None:
+def _conclude(console: Console, store: ObjectStore, place: str, steps: int) -> None:
     """Print where the run stands and write its report."""
-    store = existing_run(str(folder))
     records = [record for record in read_log(store, "metrics") if record["step"]]
     if not records:
         return
-    table = Table(
-        title=f"{escape(str(folder))}: {records[-1]['step']} of {steps} steps", title_justify="left", box=None
-    )
+    table = Table(title=f"{escape(place)}: {records[-1]['step']} of {steps} steps", title_justify="left", box=None)
     for heading in ("", "first", "last"):
         table.add_column(heading, justify="left" if not heading else "right")
     tenth = max(1, len(records) // 10)
@@ -190,8 +189,8 @@ def _conclude(console: Console, folder: Path, steps: int) -> None:
             ends = (_mean_at([evaluations[end]], ("held_out", kind, "overall")) for end in (0, -1))
             table.add_row(f"held-out solve rate, {label}", *ends)
     console.print(table)
-    store.put("report.html", render(load([folder])).encode())
-    console.print(f"Report: {folder / 'report.html'}", soft_wrap=True, markup=False)
+    store.put("report.html", render([read_run(store, place)]).encode())
+    console.print(f"Report: {place}/report.html", soft_wrap=True, markup=False)
 
 
 @contextmanager

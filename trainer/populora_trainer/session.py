@@ -8,7 +8,18 @@ from typing import cast
 
 import torch
 
-from populora_api import ManifestError, PopulationRun, Problem, changes, local_refusals, parse_manifest, resolved_yaml
+from populora_api import (
+    ALONE,
+    ManifestError,
+    PopulationRun,
+    Problem,
+    Services,
+    changes,
+    local_refusals,
+    parse_manifest,
+    resolved_yaml,
+)
+from populora_api.spec import Sandbox
 from populora_trainer.diagnostics.metrics import assemble
 from populora_trainer.diagnostics.prometheus import RunMonitor
 from populora_trainer.diagnostics.records import HeldOutRecord, StepMetrics
@@ -23,6 +34,7 @@ from populora_trainer.population.peft_format import AdapterConfig
 from populora_trainer.rollout.base_model import load_base, use_deterministic_algorithms
 from populora_trainer.rollout.transformers_engine import TransformersEngine
 from populora_trainer.sandbox import SandboxPool
+from populora_trainer.sandbox.remote import RemoteVerifier
 from populora_trainer.selfplay import Tools
 from populora_trainer.storage.checkpoint import CheckpointState, Manifest, newest_manifest
 from populora_trainer.storage.environment import (
@@ -160,30 +172,29 @@ def open_session(
     from_step: int | None = None,
     allow_missing: Collection[str] = (),
     threads: int | None = None,
+    services: Services = ALONE,
 ) -> Iterator[Session]:
     """Open the run that a manifest describes; everything is released at the end.
 
     Args:
-        manifest: with `storage.uri` set to the run's folder.
+        manifest: with `storage.uri` set to where the run lives.
         events: who watches.
         from_step: go back to this checkpoint first.
         allow_missing: isolation layers that this machine may lack.
         threads: of torch; by default those that the run began with, unless OMP_NUM_THREADS or MKL_NUM_THREADS is set.
+        services: what runs elsewhere.
 
     Raises:
-        ManifestError: the manifest needs a part that only a cluster has, or does not fit the run that is there.
+        ManifestError: the manifest needs a part that is not here, or does not fit the run that is there.
         PopuloraError: the base, the run's folder or the verifier's isolation cannot be had.
     """
-    refuse(local_refusals(manifest) + _dtype_refusals(manifest) + _held_out_refusals(manifest))
+    refuse(local_refusals(manifest, services) + _held_out_refusals(manifest))
     spec = manifest.spec
-    store = open_store(spec.storage.uri, create=True)
+    storage = spec.storage
+    store = open_store(storage.uri, create=True, endpoint=storage.endpoint, region=storage.region)
     with (
         Run.open_or_create(store, resolved_yaml(manifest), check_change=_check_change, from_step=from_step) as run,
-        SandboxPool(
-            timeout_seconds=spec.sandbox.timeout_seconds,
-            memory_mib=spec.sandbox.memory_mib,
-            allow_missing=allow_missing,
-        ) as verifier,
+        _verifier(spec.sandbox, services.sandbox_url, allow_missing) as verifier,
     ):
         device = "cuda" if torch.cuda.is_available() else "cpu"
         _settle_environment(run, device, threads, events.on_notice)
@@ -222,6 +233,14 @@ def open_session(
         if latest is not None:
             session.restore(latest)
         yield session
+
+
+def _verifier(limits: Sandbox, service: str | None, allow_missing: Collection[str]) -> SandboxPool | RemoteVerifier:
+    if service is not None:
+        return RemoteVerifier(service)
+    return SandboxPool(
+        timeout_seconds=limits.timeout_seconds, memory_mib=limits.memory_mib, allow_missing=allow_missing
+    )
 
 
 def held_out_problems(per_task: int) -> tuple[TaskProblem, ...]:
@@ -288,18 +307,6 @@ def _learner_settings(manifest: PopulationRun, members: tuple[Member, ...]) -> L
         gradient_clip_norm=training.gradient_clip_norm,
         batch_tokens=training.tokens_per_micro_batch,
     )
-
-
-def _dtype_refusals(manifest: PopulationRun) -> list[Problem]:
-    """Refuse float16: its range loses small gradients, and today's bases overflow in it, which no loss scale mends."""
-    dtype = manifest.spec.base_model.dtype
-    if dtype != "float16":
-        return []
-    text = (
-        f"{dtype} is not allowed for training: bases trained in bfloat16 overflow in its range and small gradients "
-        f"vanish; allowed are bfloat16, and float32 for accelerators without it"
-    )
-    return [Problem("", "spec.baseModel.dtype", text)]
 
 
 def _held_out_refusals(manifest: PopulationRun) -> list[Problem]:

@@ -271,7 +271,7 @@ def test_a_damaged_manifest_or_lineage_is_said(write):
 
 
 def test_what_is_no_run_is_refused(tmp_path):
-    with pytest.raises(PopuloraError, match="no such folder"):
+    with pytest.raises(PopuloraError, match="missing is not a folder"):
         load([tmp_path / "missing"])
     with pytest.raises(PopuloraError, match=r"neither run\.yaml nor metrics\.jsonl"):
         load([tmp_path])

@@ -102,12 +102,13 @@ def test_checkpoints_without_a_manifest_are_no_run(tmp_path):
     assert not (tmp_path / "run.yaml").exists()
 
 
-def test_stores_are_opened_by_folder_and_by_file_uri_and_others_refused(tmp_path):
+def test_stores_are_opened_by_folder_and_by_uri_and_others_refused(tmp_path):
     train(tmp_path / "a run", 0)
     assert steps(existing_run(str(tmp_path / "a run"))) == [0]
     assert steps(existing_run(f"file://{tmp_path}/a%20run")) == [0]
-    with pytest.raises(StorageError, match=r"s3://bucket/run can't hold a run"):
-        open_store("s3://bucket/run")
+    assert open_store("s3://bucket/a/run/").location == "s3://bucket/a/run"
+    with pytest.raises(StorageError, match=r"gs://bucket/run can't hold a run"):
+        open_store("gs://bucket/run")
     (tmp_path / "empty").mkdir()
     with pytest.raises(StorageError, match=r"empty is not a run: it has no run\.yaml"):
         existing_run(str(tmp_path / "empty"))

@@ -11,22 +11,27 @@ from populora_trainer.errors import PopuloraError
 
 
 @click.command("report")
-@click.argument("folders", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("places", metavar="RUN...", nargs=-1, required=True)
 @click.option(
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The page to write. By default report.html in the run's folder, for several runs in this one.",
+    help="The page to write. By default report.html in the run's folder; for several runs, or a URI, in this one.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers; write no page unless -o is given.")
-def command(folders: tuple[Path, ...], output: Path | None, as_json: bool) -> None:
-    """Draw runs as one self-contained HTML page; several are set side by side, as a population and its baseline."""
+def command(places: tuple[str, ...], output: Path | None, as_json: bool) -> None:
+    """Draw runs as one self-contained HTML page; several are set side by side, as a population and its baseline.
+
+    A RUN is a folder or s3://BUCKET/PREFIX; the environment says how to reach the bucket (AWS_ENDPOINT_URL,
+    AWS_ACCESS_KEY_ID, ...).
+    """
     from populora_trainer.diagnostics.report import load, render
     from populora_trainer.diagnostics.report_numbers import summarise
 
-    runs = load(folders)
+    runs = load(places)
     if output is None and not as_json:
-        output = folders[0] / "report.html" if len(folders) == 1 else Path("report.html")
+        here = len(places) == 1 and "://" not in places[0]
+        output = Path(places[0], "report.html") if here else Path("report.html")
     if output is not None:
         _write_whole(output, render(runs).encode("utf-8", "replace"))
     if as_json:

@@ -6,10 +6,14 @@ import click
 
 
 @click.command("status")
-@click.argument("place", metavar="DIR")
+@click.argument("place", metavar="DIR|URI")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(place: str, as_json: bool) -> None:
-    """Show where a run stands: step, members, ratings, solve rates. It may be training meanwhile."""
+    """Show where a run stands: step, members, ratings, solve rates. It may be training meanwhile.
+
+    A URI is s3://BUCKET/PREFIX; the environment says how to reach the bucket (AWS_ENDPOINT_URL,
+    AWS_ACCESS_KEY_ID, ...).
+    """
     from populora_trainer.storage.overview import overview
 
     found = overview(place)
@@ -20,9 +24,9 @@ def command(place: str, as_json: bool) -> None:
     from rich.table import Table
 
     console = Console(highlight=False)
-    whose = f"training in {found.holder}" if found.holder else "nobody is training it"
+    whose = f"; training in {found.holder}" if found.holder else "" if "://" in place else "; nobody is training it"
     steps = "no step is committed yet" if found.step is None else f"step {found.step} of {found.steps or '?'}"
-    console.print(f"[bold]{found.name}[/bold] in {place}: {steps}; {whose}", soft_wrap=True)
+    console.print(f"[bold]{found.name}[/bold] in {place}: {steps}{whose}", soft_wrap=True)
     if found.solve_rate:
         rates = ", ".join(f"{task} {_percent(rate)}" for task, rate in found.solve_rate.items())
         console.print(f"solve rate at step {found.metrics_step}: {rates}; valid proposals {_percent(found.valid_rate)}")

@@ -21,13 +21,13 @@ from populora_trainer.diagnostics.report_numbers import summarise
 from populora_trainer.diagnostics.report_tables import member_rows, operator_rows
 
 
-def load(folders: Sequence[Path]) -> list[RunData]:
-    """Read the runs; of equal names, all get their folder added.
+def load(places: Sequence[str | Path]) -> list[RunData]:
+    """Read the runs, each in a folder or under a URI; of equal names, all get their place added.
 
     Raises:
-        PopuloraError: a folder is not a run.
+        PopuloraError: a place holds no run.
     """
-    runs = [load_run(folder) for folder in folders]
+    runs = [load_run(place) for place in places]
     names = [run.name for run in runs]
     return [replace(run, name=f"{run.name} ({run.location})") if names.count(run.name) > 1 else run for run in runs]
 

@@ -3,15 +3,16 @@
 import heapq
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import yaml
 
-from populora_trainer.errors import PopuloraError
+from populora_trainer.errors import PopuloraError, StorageError
 from populora_trainer.population.lineage import Relative, family
 from populora_trainer.population.members import order_key
-from populora_trainer.storage.local import LocalStore
 from populora_trainer.storage.logs import read_log
+from populora_trainer.storage.run import open_store
+from populora_trainer.storage.store import ObjectStore
 
 HARDEST = 12
 _HELD_BACK = 256
@@ -88,16 +89,20 @@ class RunData:
     notes: tuple[str, ...] = ()
 
 
-def load_run(folder: Path) -> RunData:
-    """Read a run's folder; what is missing or damaged becomes a note where the rest can still be shown.
+def load_run(place: str | Path) -> RunData:
+    """Read the run in a folder or under a URI; what is missing or damaged becomes a note where the rest can be shown.
 
     Raises:
         PopuloraError: there is no such folder, or it holds neither run.yaml nor metrics.jsonl.
     """
-    if not folder.is_dir():
-        raise PopuloraError(f"{folder}: no such folder; give the folder of a run.")
-    if not (folder / "run.yaml").is_file() and not (folder / "metrics.jsonl").is_file():
-        raise PopuloraError(f"{folder}: not a run, it holds neither run.yaml nor metrics.jsonl.")
+    store = open_store(str(place))
+    if not store.exists("run.yaml") and not store.exists("metrics.jsonl"):
+        raise PopuloraError(f"{place}: not a run, it holds neither run.yaml nor metrics.jsonl.")
+    return read_run(store, str(place))
+
+
+def read_run(store: ObjectStore, place: str) -> RunData:
+    """Read the run in a store, which is called `place` in the report."""
     notes = [
         f"{name} is missing: {meaning}."
         for name, meaning in (
@@ -106,10 +111,9 @@ def load_run(folder: Path) -> RunData:
             ("matchups.jsonl", "there is no solve matrix"),
             ("problems.jsonl", "no problems can be shown"),
         )
-        if not (folder / name).is_file()
+        if not store.exists(name)
     ]
-    store = LocalStore(folder, create=False)
-    manifest = _manifest(folder / "run.yaml", notes)
+    manifest = _manifest(store, notes)
     by_step: dict[float, Record] = {}
     for record in read_log(store, "metrics"):
         step = number(record, "step")
@@ -120,8 +124,8 @@ def load_run(folder: Path) -> RunData:
         notes.append("No step has been completed yet.")
     proposals, hardest = _hardest(read_log(store, "problems"))
     return RunData(
-        name=str(_at(manifest, "metadata", "name") or folder.resolve().name),
-        location=str(folder),
+        name=str(_at(manifest, "metadata", "name") or PurePath(store.location).name),
+        location=place,
         card=_card(manifest),
         metrics=metrics,
         matrix=_matrix(read_log(store, "matchups")),
@@ -167,12 +171,12 @@ def _at(value: object, *path: str) -> object:
     return value
 
 
-def _manifest(path: Path, notes: list[str]) -> object:
-    if not path.is_file():
+def _manifest(store: ObjectStore, notes: list[str]) -> object:
+    if not store.exists("run.yaml"):
         return None
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, OSError, UnicodeDecodeError):
+        return yaml.safe_load(store.get("run.yaml").decode())
+    except (yaml.YAMLError, StorageError, UnicodeDecodeError):
         notes.append("run.yaml cannot be read: the settings are not known.")
         return None
 

@@ -163,7 +163,7 @@ class Learner:
 
     Args:
         population: the adapters and their base model; computed in the dtype of the base, bfloat16 or float32, with fp32
-            masters; there is no loss scaling, so float16 is refused before (`session.py`).
+            masters; there is no loss scaling, so float16 is no choice of the manifest.
         pad_id: fills up shorter rows; never attended to.
 
     Raises:

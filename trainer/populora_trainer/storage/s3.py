@@ -63,6 +63,7 @@ class S3Store:
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         self._writer = uuid.uuid4().hex
         self._owned = False
+        self._met = False  # whether the bucket is known to exist
         self._versions: dict[str, str] = {}
         config = Config(
             connect_timeout=_TIMEOUT,
@@ -230,7 +231,14 @@ class S3Store:
         return known, int(head["ContentLength"])
 
     def _head(self, key: str) -> Any:
-        return self._tried("read", key, lambda: self._client.head_object(**self._named(key)))
+        try:
+            return self._tried("read", key, lambda: self._client.head_object(**self._named(key)))
+        except MissingObject:
+            # The answer to HEAD has no body, so a missing bucket looks like a missing object.
+            if not self._met:
+                self._tried("read", "", lambda: self._client.list_objects_v2(Bucket=self._bucket, MaxKeys=1))
+                self._met = True
+            raise
 
     def _put(self, key: str, data: bytes, **conditions: str) -> str:
         answer = self._client.put_object(
