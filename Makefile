@@ -3,9 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST ?= $(BIN)/python -m pytest
-CODE := api operator trainer tests benchmarks
+CODE := api operator trainer tests benchmarks docs
 
-.PHONY: help setup demo check lint test bench reproduce nano wheel lock clean
+.PHONY: help setup demo check lint test binaries docs bench reproduce nano wheel lock clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -33,19 +33,26 @@ lint: setup ## format, style, types, import contracts
 	$(BIN)/mypy -p populora_api -p populora_operator -p populora_trainer
 	$(BIN)/lint-imports
 
-check: lint ## lint and the fast tests (under two minutes)
-	$(PYTEST) -q -m "not slow" tests
+check: lint ## lint and the fast tests that need no cluster (under two minutes)
+	$(PYTEST) -q -m "not slow" tests/api tests/operator tests/trainer
 
-test: lint ## every check and every test
-	$(PYTEST) --durations=15 tests
+# Two processes; each of the groups `cluster` and `charts` stays in one of them, with one control plane for all its tests.
+test: lint binaries ## every check and every test
+	OMP_NUM_THREADS=1 $(PYTEST) --numprocesses=2 --dist=loadgroup --durations=15 tests
+
+binaries: setup ## build the Kubernetes, Helm, S3 and Prometheus programs of the tests from Go modules (20 minutes the first time)
+	$(BIN)/python tests/cluster/build.py etcd kube-apiserver kubectl kube-controller-manager kube-scheduler helm versitygw promtool
+
+docs: setup ## write the reference pages and the chart's generated files
+	$(BIN)/python docs/generate.py
 
 bench: setup ## speed of each part beside its peer, as ratios
 	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
-reproduce: setup ## does it learn? population, baseline and controls over 3 seeds (half an hour on idle cores, expected); writes docs/results.md
+reproduce: setup ## does it learn? population, baseline and controls over 3 seeds (half an hour on idle cores); writes docs/results.md
 	$(BIN)/python benchmarks/learning/reproduce.py
 
-nano: setup ## train the embedded base models again, from the seed (about half an hour, expected)
+nano: setup ## train the embedded base models again, from the seed (under an hour)
 	$(BIN)/python -m populora_trainer.nano.train
 
 wheel: setup ## build dist/*.whl
