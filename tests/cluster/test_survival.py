@@ -25,7 +25,7 @@ from runs import Run, merged, read_manifest
 
 NANO = merged(read_manifest("nano-4x4"), {"metadata": {"name": "run"}, "spec": {"training": {"steps": 8}}})
 NAME = "run"
-TIMES = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z?")
+TIMES = re.compile(rb'\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z?|"(activeSeconds|estimatedSecondsRemaining)": ?\d+')
 
 
 @pytest.fixture
