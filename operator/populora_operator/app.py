@@ -82,7 +82,17 @@ async def _main(settings: Settings) -> int:
 async def _contend(cluster: Cluster, leadership: Leadership, controller: "Controller", started: asyncio.Event) -> None:
     await _wait_for_definition(cluster)
     started.set()
-    await leadership.run(controller.lead)
+    # The election ends first: the Lease is given back as soon as nothing writes any more.
+    watching = asyncio.create_task(controller.watch())
+    electing = asyncio.create_task(leadership.run(controller.lead))
+    try:
+        done, _ = await asyncio.wait((watching, electing), return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in (electing, watching):
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
 
 async def _wait_for_definition(cluster: Cluster) -> None:
@@ -98,7 +108,10 @@ async def _wait_for_definition(cluster: Cluster) -> None:
 
 
 class Controller:
-    """What a replica does while it leads. Everything is made anew for each term and forgotten after it."""
+    """One replica. It watches all the time, so that it knows everything when it begins to lead.
+
+    What it remembers of runs while it leads is made anew for each term.
+    """
 
     def __init__(
         self,
@@ -112,52 +125,67 @@ class Controller:
     ):
         self._cluster, self._api, self._leadership, self._settings = cluster, api, leadership, settings
         self._metrics, self._health, self._take_signals = metrics, health, take_signals
+        self._store, self._runs = Store(), set[Key]()
+        self._watches: list[ChildWatch] = []
+        self._monitors = Discovery(cluster, POD_MONITOR)
+        self._term: tuple[WorkQueue, Reconciler] | None = None
+
+    async def watch(self) -> None:
+        """Watch runs and their children until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for kind in (*CHILDREN, POD):
+                if kind is not POD_MONITOR:
+                    self._watch_kind(tasks, kind)
+            tasks.create_task(self._watch_monitors(tasks))
+            tasks.create_task(self._watch_runs())
 
     async def lead(self) -> None:
-        """Watch and reconcile until cancelled."""
+        """Reconcile until cancelled."""
         cluster = FencedCluster(self._cluster, self._leadership.remaining)
-        store, queue = Store(), WorkQueue()
-        monitors = Discovery(cluster, POD_MONITOR)
+        queue = WorkQueue()
         connector = aiohttp.TCPConnector(limit=64, force_close=True)
         async with aiohttp.ClientSession(connector=connector) as session, asyncio.TaskGroup() as tasks:
-            await monitors.look()
             reconciler = Reconciler(
-                cluster, store, Reader(session), self._settings, facts=lambda: Facts(pod_monitors=monitors.served)
+                cluster,
+                self._store,
+                Reader(session),
+                self._settings,
+                facts=lambda: Facts(pod_monitors=self._monitors.served),
             )
+            await self._monitors.looked.wait()
+            await asyncio.gather(*(watch.listed.wait() for watch in self._watches))
+            self._term = (queue, reconciler)
             self._metrics.queue_depth, self._metrics.statuses = lambda: len(queue), reconciler.statuses
-
-            def watch_kind(kind: Kind) -> list[ChildWatch]:
-                watches = [
-                    ChildWatch(cluster, kind, namespace, store, self._health, queue.add)
-                    for namespace in self._settings.namespaces or (None,)
-                ]
-                for watch in watches:
-                    tasks.create_task(watch.run())
-                return watches
-
             try:
-                kinds = [kind for kind in (*CHILDREN, POD) if kind is not POD_MONITOR or monitors.served]
-                watches = [watch for kind in kinds for watch in watch_kind(kind)]
-                await asyncio.gather(*(watch.listed.wait() for watch in watches))
-                for key in store.runs():
+                for key in self._runs | self._store.runs():
                     queue.add(key)
-                tasks.create_task(self._watch_runs(queue, reconciler))
-                tasks.create_task(self._discover(monitors, watch_kind))
                 for _ in range(self._settings.workers):
                     tasks.create_task(self._work(queue, reconciler))
                 await asyncio.Event().wait()
             finally:
+                self._term = None
                 queue.close()
                 self._metrics.queue_depth, self._metrics.statuses = lambda: 0, tuple
 
-    async def _watch_runs(self, queue: WorkQueue, reconciler: Reconciler) -> None:
-        def enqueue(key: Key, version: str) -> None:
-            if not reconciler.is_known(key, version):
-                queue.add(key)
+    def _watch_kind(self, tasks: asyncio.TaskGroup, kind: Kind) -> None:
+        for namespace in self._settings.namespaces or (None,):
+            watch = ChildWatch(self._cluster, kind, namespace, self._store, self._health, self._child_changed)
+            self._watches.append(watch)
+            tasks.create_task(watch.run())
 
+    def _child_changed(self, key: Key) -> None:
+        if self._term is not None:
+            self._term[0].add(key)
+
+    def _run_changed(self, key: Key, version: str) -> None:
+        (self._runs.add if version else self._runs.discard)(key)
+        if self._term is not None and not self._term[1].is_known(key, version):
+            self._term[0].add(key)
+
+    async def _watch_runs(self) -> None:
         source = RUN.plural
         session = Session(self._api, lambda: self._health.alive(source))
-        handlers = registry(enqueue, session.open)
+        handlers = registry(self._run_changed, session.open)
         self._health.alive(source)
         try:
             while True:
@@ -171,13 +199,13 @@ class Controller:
         finally:
             self._health.forget(source)
 
-    async def _discover(self, monitors: "Discovery", watch_kind: Callable[[Kind], object]) -> None:
-        """Begin to make PodMonitors when the cluster has learnt of the kind; each run gets its own at its resync."""
-        while not monitors.served:
+    async def _watch_monitors(self, tasks: asyncio.TaskGroup) -> None:
+        """Watch PodMonitors once the cluster knows the kind; each run gets its own at its next look."""
+        await self._monitors.look()
+        while not self._monitors.served:
             await asyncio.sleep(self._settings.resync_seconds)
-            await monitors.look()
-            if monitors.served:
-                watch_kind(POD_MONITOR)
+            await self._monitors.look()
+        self._watch_kind(tasks, POD_MONITOR)
 
     async def _work(self, queue: WorkQueue, reconciler: Reconciler) -> None:
         while True:
@@ -215,8 +243,10 @@ class Discovery:
     def __init__(self, cluster: Cluster, kind: Kind):
         self._cluster, self._kind = cluster, kind
         self.served = False
+        self.looked = asyncio.Event()
 
     async def look(self) -> None:
         """Ask the API server; where it does not answer, nothing is new."""
         with contextlib.suppress(ClusterError):
             self.served = await self._cluster.serves(self._kind)
+        self.looked.set()

@@ -18,6 +18,7 @@ from populora_operator.settings import LeaseSettings
 logger = logging.getLogger(__name__)
 
 _LEAST_PAUSE_SECONDS = 0.1
+_SILENT = "no answer in time"
 
 
 class Leadership:
@@ -96,7 +97,7 @@ class Leadership:
         except ConflictError:
             return await self._try_to_take()
         except (ClusterError, TimeoutError) as error:
-            logger.warning("the Lease %s is not renewed: %s", self._settings.name, error)
+            logger.warning("the Lease %s is not renewed: %s", self._settings.name, str(error) or _SILENT)
         return self.leading
 
     async def _try_to_take(self) -> bool:
@@ -111,7 +112,7 @@ class Leadership:
         except ConflictError:
             return False  # Another replica was quicker.
         except (ClusterError, TimeoutError) as error:
-            logger.warning("the Lease %s/%s: %s", self._settings.namespace, self._settings.name, error)
+            logger.warning("the Lease %s/%s: %s", self._settings.namespace, self._settings.name, str(error) or _SILENT)
         return self.leading
 
     async def _look(self) -> None:

@@ -98,11 +98,18 @@ def decide(subject: Subject, context: Context | None, observed: Observed, step: 
     if (late := _too_late(subject, context, now)) is not None:
         return Decision(Stage.FAILED, attempt, late, evaluated=evaluated)
     job = _own_job(subject, observed, names.trainer_job(subject.name, attempt))
-    if subject.status.phase == "Evaluating" or (job is not None and job.complete):
+    done = job is not None and job.complete and not _asked_for_more(subject, context, job, step)
+    if subject.status.phase == "Evaluating" or done:
         return _after_training(subject, context, observed, attempt)
     if context.spec.suspend:
         return Decision(Stage.SUSPENDED, attempt, evaluated=evaluated)
     return _training(subject, context, observed, job, attempt, step, now)
+
+
+def _asked_for_more(subject: Subject, context: Context, job: Job, step: int | None) -> bool:
+    """Whether a trainer has done all steps of its manifest while more were asked for."""
+    reached = step if step is not None else subject.status.step or 0
+    return job.digest != context.training_digest and reached < context.spec.training.steps
 
 
 def has_ended(subject: Subject) -> bool:
@@ -192,7 +199,7 @@ def _training(
             return Decision(Stage.FAILED, attempt, ended, evaluated=evaluation.evaluated, scores=evaluation.scores)
         else:
             attempt += 1
-    elif job is not None and not job.complete and job.digest != context.training_digest:
+    elif job is not None and job.digest != context.training_digest:
         restart = True
         failure = Failure("Restarting", f"The spec has changed since {job.name} was started.", charged=False)
     return Decision(

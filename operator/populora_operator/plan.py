@@ -230,7 +230,7 @@ def _training(subject: Subject, context: Context, decision: Decision, observed: 
         waits = _waits_for(pods)
     elif own:
         kept |= {(JOB.kind, name)}
-    elif pods:
+    elif pods and not (job is not None and job.owner is None):
         waits = _waits_for(pods)
     elif decision.not_before is None or now >= decision.not_before:
         jobs.append(wanted(partial(trainer_job, context, decision.attempt), once=True))

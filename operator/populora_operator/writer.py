@@ -94,14 +94,14 @@ class Writer:
             try:
                 made = await self._cluster.apply(change.kind, manifest, manager=CHILDREN_MANAGER, create=True)
             except AlreadyExistsError:
-                made = await self._recover(change, manifest, subject)
+                made = await self._recover(change, manifest, subject, memory)
         else:
             made = await self._repair(change.kind, manifest, str(change.uid))
         self._store.put(change.kind, made)
         memory.note_applied(child(change.kind, made), change.wanted.digest)
 
-    async def _recover(self, change: Change, manifest: Object, subject: Subject) -> Object:
-        """Repair a child of ours that is not seen any more, e.g. because its labels were taken away.
+    async def _recover(self, change: Change, manifest: Object, subject: Subject, memory: RunMemory) -> Object:
+        """Repair a child of ours that is not known as one any more, because its labels or its owner were taken away.
 
         Raises:
             NameTakenError: it is not ours.
@@ -110,7 +110,10 @@ class Writer:
         page = await self._cluster.list(kind, subject.namespace, fields=f"metadata.name={name}")
         for item in page.items:
             metadata = item["metadata"]
-            if any(owner.get("uid") == subject.uid for owner in metadata.get("ownerReferences") or ()):
+            owners = [owner.get("uid") for owner in metadata.get("ownerReferences") or () if owner.get("controller")]
+            applied = memory.applied.get(change.where)
+            made = applied is not None and applied.uid == metadata["uid"]
+            if subject.uid in owners or (not owners and (made or (kind is not JOB and _is_ours(metadata)))):
                 return await self._repair(kind, manifest, metadata["uid"])
             raise NameTakenError(f"The {kind.kind} {name} exists and belongs to something else.")
         raise ConflictError(f"the {kind.kind} {name} came and went")
@@ -118,6 +121,12 @@ class Writer:
     async def _repair(self, kind: Kind, manifest: Object, uid: str) -> Object:
         repaired = {**manifest, "metadata": {**manifest["metadata"], "uid": uid}}
         return await self._cluster.apply(kind, repaired, manager=CHILDREN_MANAGER)
+
+
+def _is_ours(metadata: Object) -> bool:
+    """Whether the server has noted that this controller applied the object; nobody else applies under its name."""
+    managers = metadata.get("managedFields") or ()
+    return any(entry.get("manager") == CHILDREN_MANAGER and entry.get("operation") == "Apply" for entry in managers)
 
 
 class NameTakenError(ClusterError):

@@ -283,6 +283,21 @@ def test_a_child_that_has_lost_its_labels_is_repaired_once() -> None:
     assert len(world.cluster.writes) == writes
 
 
+def test_a_child_whose_owner_was_taken_away_is_given_back_to_its_run() -> None:
+    world = World()
+    world.create(manifest())
+    world.trainers["run"].hold_at = 2
+    world.until(lambda: world.status().get("step") == 2)
+    for kind, name in ((SERVICE, "run-sandbox"), (JOB, "run-trainer-1")):
+        world.cluster.edit(kind, name, lambda item: item["metadata"].pop("ownerReferences"))
+        world.settle()
+        (owner,) = world.cluster.one(kind, name)["metadata"]["ownerReferences"]
+        assert owner["uid"] == world.cluster.one(RUN, "run")["metadata"]["uid"]
+    world.trainers["run"].hold_at = None
+    world.until(lambda: world.phase() == "Completed")
+    assert world.trainers["run"].starts == 1
+
+
 def test_a_foreign_object_is_left_alone_and_named() -> None:
     world = World()
     foreign = {"metadata": {"name": "run-sandbox", "namespace": "ns"}, "spec": {"selector": {"mine": "yes"}}}
