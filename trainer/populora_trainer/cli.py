@@ -15,6 +15,7 @@ COMMANDS = {
     "operators": "List the evolution operators.",
     "evolve": "Breed a child adapter from one or two parents.",
     "sandbox": "Execute untrusted programs under the verifier's isolation.",
+    "storage": "Delete what a run has stored.",
     "controller": "Reconcile PopulationRuns in a Kubernetes cluster.",
     "validate": "Say what the API server would say to a manifest, offline.",
     "crd": "Print the CustomResourceDefinition of PopulationRun.",

@@ -13,6 +13,7 @@ from populora_trainer.storage import s3
 from populora_trainer.storage.checkpoint import LATEST, collect, intact, load_newest, steps
 from populora_trainer.storage.logs import read_log
 from populora_trainer.storage.overview import overview
+from populora_trainer.storage.removal import delete_run
 from populora_trainer.storage.run import Run, open_store
 from populora_trainer.storage.s3 import S3Store
 from populora_trainer.storage.store import AlreadyExists, MissingObject
@@ -220,6 +221,18 @@ def test_garbage_goes_and_nothing_that_is_referred_to(store):
     assert collect(store, keep=1) == [0, 1, 2]
     assert not store.exists("buffer/" + "0" * 64)
     assert intact(store, 3)
+
+
+def test_a_run_is_deleted_and_its_neighbour_with_a_longer_name_stays(endpoint, store, prefix, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    neighbour = S3Store(BUCKET, f"{prefix}0", endpoint=endpoint)
+    for one in (store, neighbour):
+        train_in(one, 1)
+    assert delete_run(f"s3://{BUCKET}/{prefix}") == len(neighbour.list())
+    assert store.list() == []
+    assert intact(neighbour, 1)
+    left = client(endpoint).list_objects_v2(Bucket=BUCKET, Prefix=f"{prefix}/").get("Contents", [])
+    assert left == []
 
 
 def test_an_upload_in_parts_that_a_dead_trainer_left_open_is_removed(endpoint, store, prefix):

@@ -206,10 +206,16 @@ class S3Store:
             yield
         finally:
             self._owned = False
+            # A run that was deleted leaves no mark behind.
+            if not self.list():
+                self._tried("delete", _OWNER, lambda: self._client.delete_object(**self._named(_OWNER)))
 
     def _check_owner(self) -> None:
-        if self._owned and self.get(_OWNER) != self._writer.encode():
-            raise self._taken_over(_OWNER)
+        try:
+            if self._owned and self.get(_OWNER) != self._writer.encode():
+                raise self._taken_over(_OWNER)
+        except MissingObject as error:
+            raise self._taken_over(_OWNER) from error
 
     def _taken_over(self, key: str) -> StorageError:
         return StorageError(
