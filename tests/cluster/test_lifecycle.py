@@ -269,6 +269,22 @@ def test_more_steps_let_a_run_go_on_longer_without_being_counted_as_a_failure(ap
     assert status["attempts"] == 1
 
 
+def test_steps_that_are_added_as_the_trainer_ends_are_taken_too(api, kubelet, namespace):
+    training = kubelet.training("nano-4x4")
+    training.limit = 4
+    run = Run.create(api, namespace, NANO, training={"steps": 5})
+    run.until_step(4)
+    # The Job completes and the spec changes before the controller can see either.
+    (pod,) = run.pods("trainer")
+    training.step = 5
+    run.patch(training={"steps": 8})
+    kubelet.succeed(pod)
+    training.limit = None
+    status = run.until("Completed")
+    assert (status["step"], status["steps"], status["attempts"]) == (8, 8, 1)
+    assert training.first_steps == [0, 5]
+
+
 def test_replicas_change_without_disturbing_the_trainer(api, kubelet, namespace, s3_secret):
     kubelet.training("paper-4x4").limit = 2
     run = Run.create(api, namespace, PAPER)
