@@ -154,7 +154,12 @@ _ALL = (
     ),
     # Suspension
     ReasonInfo("NotSuspended", ("Suspended",), "spec.suspend is false.", _NOTHING),
-    ReasonInfo("Suspending", (*_BLOCKED, "Suspended"), "Pods are given time to write a checkpoint.", "Wait."),
+    ReasonInfo(
+        "Suspending",
+        (*_BLOCKED, "AdaptersSynced", "Suspended"),
+        "Pods are given time to write a checkpoint.",
+        "Wait.",
+    ),
     ReasonInfo(
         "Suspended",
         (*_BLOCKED, "AdaptersSynced", "Suspended"),
