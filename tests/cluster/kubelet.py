@@ -416,7 +416,8 @@ class _Trainer:
         # The last status stays readable for a moment, as the engine's does while it writes its report.
         if not self._over.wait(0.3):
             with contextlib.suppress(ApiError, urllib3.exceptions.HTTPError):
-                self.kubelet.succeed(self.pod)
+                # As termination message, so that it is known to a controller that was away.
+                self.kubelet.succeed(self.pod, json.dumps(training.status()) if self.leads else "")
 
 
 class _StatusServer(ThreadingHTTPServer):
