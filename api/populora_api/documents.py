@@ -153,7 +153,11 @@ def write_yaml(value: JsonValue) -> str:
 _LINE_BREAKS = frozenset("\x85\u2028\u2029")
 
 
-class _Dumper(yaml.SafeDumper):
+# The same dumper in C where PyYAML was built with it: a controller writes a manifest for every look at a run.
+_Safe: type[yaml.SafeDumper] = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+
+class _Dumper(_Safe):  # type: ignore[misc,valid-type]
     """Quotes the texts that Go's YAML takes for numbers or booleans and PyYAML does not, such as `1e3` and `y`."""
 
     def ignore_aliases(self, data: object) -> bool:
@@ -161,11 +165,14 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _represent_text(dumper: _Dumper, text: str) -> yaml.Node:
+    style: str | None = None
     if not _LINE_BREAKS.isdisjoint(text):
         # Only double quotes write these as escapes; anywhere else YAML folds them as it does any line break.
-        return dumper.represent_scalar(f"{_TAG}str", text, style='"')
-    plain = all(_READERS[kind](text) is _NO_MATCH for kind in ("null", "bool", "int", "float"))
-    return dumper.represent_scalar(f"{_TAG}str", text, style=None if plain else "'")
+        style = '"'
+    elif any(_READERS[kind](text) is not _NO_MATCH for kind in ("null", "bool", "int", "float")):
+        style = "'"
+    node: yaml.Node = dumper.represent_scalar(f"{_TAG}str", text, style=style)
+    return node
 
 
 _Dumper.add_representer(str, _represent_text)
