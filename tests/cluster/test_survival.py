@@ -184,7 +184,8 @@ def test_a_controller_killed_at_every_write_leaves_what_an_undisturbed_one_leave
         missed = quiet_paths - {write[:2] for write in killed}
         # Some deletions are the garbage collector's where it is quicker.
         assert {write for write in missed if write[0] != "DELETE"} == set()
-        assert starts() >= len(killed) > len(least) - len(missed)
+        # A process dies once where it has two writes under way.
+        assert starts() > len(killed) / 2
     assert found == [_moved(station, quiet, namespace) for station in expected]
 
 
@@ -239,12 +240,16 @@ def test_watches_that_fall_silent_are_opened_again_within_90_seconds(api, kubele
 
 
 @pytest.mark.slow
-def test_liveness_tells_that_nothing_is_heard_from_the_api_server(api, kubelet, namespace, controller, proxy):
+def test_liveness_tells_that_nothing_is_heard_from_the_api_server_and_a_restart_helps(
+    api, kubelet, namespace, controller, proxy
+):
     assert controller.probe("healthz") == 200
     proxy.black_hole.set()
     eventually(lambda: controller.probe("healthz") not in (200, None), "liveness tells", seconds=120, every=1)
+    # The kubelet's answer to a liveness probe that fails.
+    controller.kill()
     proxy.black_hole.clear()
-    eventually(lambda: controller.probe("healthz") == 200, "the controller is well again", seconds=120, every=1)
+    controller.start().ready()
     run = Run.create(api, namespace, NANO)
     run.until("Completed")
 
