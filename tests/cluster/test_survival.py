@@ -186,7 +186,17 @@ def test_a_controller_killed_at_every_write_leaves_what_an_undisturbed_one_leave
         assert {write for write in missed if write[0] != "DELETE"} == set()
         # A process dies once where it has two writes under way.
         assert starts() > len(killed) / 2
-    assert found == [_moved(station, quiet, namespace) for station in expected]
+    for station, quietly in zip(found, expected, strict=True):
+        assert list(_differences(station, _moved(quietly, quiet, namespace))) == []
+
+
+def _differences(one: Any, other: Any, path: str = "") -> Iterator[str]:
+    """Say where two stories differ."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        for key in sorted(one.keys() | other.keys()):
+            yield from _differences(one.get(key), other.get(key), f"{path}.{key}")
+    elif one != other:
+        yield f"{path}: {one!r} instead of {other!r}"
 
 
 def _moved(value: Any, old: str, new: str) -> Any:
