@@ -112,14 +112,30 @@ def test_secrets_go_by_reference_and_not_into_sandboxes() -> None:
 
 def test_one_cpu_trainer_runs_alone_and_others_under_torchrun() -> None:
     alone = _trainer(context(trainer={"gpusPerNode": 0}))
-    assert alone["command"] == ["populora", "run", "/etc/populora/run.yaml", "--listen", "0.0.0.0:9090"]
+    assert alone["command"] == [
+        "populora",
+        "run",
+        "/etc/populora/run.yaml",
+        "--listen",
+        "0.0.0.0:9090",
+        "--leave-status",
+        "/dev/termination-log",
+    ]
     assert "nvidia.com/gpu" not in alone["resources"]["limits"]
     many = _trainer(context(trainer={"nodes": 2, "gpusPerNode": 8}))
     assert many["command"][0] == "torchrun"
     assert "--nnodes=2" in many["command"]
     assert "--nproc-per-node=8" in many["command"]
     assert "--rdzv-endpoint=run-trainer-1-0.run-trainer:29400" in many["command"]
-    assert many["command"][-5:] == ["populora", "run", "/etc/populora/run.yaml", "--listen", "0.0.0.0:9090"]
+    assert many["command"][-7:] == [
+        "populora",
+        "run",
+        "/etc/populora/run.yaml",
+        "--listen",
+        "0.0.0.0:9090",
+        "--leave-status",
+        "/dev/termination-log",
+    ]
     assert many["resources"]["limits"]["nvidia.com/gpu"] == 8
 
 

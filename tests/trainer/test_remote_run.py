@@ -50,7 +50,7 @@ def test_a_run_in_a_bucket_with_a_sandbox_service_equals_the_run_in_a_folder(env
         words = ["run", TINY, "--sandbox", url, "--set", "storage.uri=s3://runs/tiny"]
         first = populora(environment, *words, "--set", "training.steps=1")
         assert first.returncode == 0, first.stderr
-        there = populora(environment, *words)
+        there = populora(environment, *words, "--leave-status", tmp_path / "status.json")
     assert there.returncode == 0, there.stderr
     assert "Continuing s3://runs/tiny after step 1 of 2" in there.stdout
     assert "Report: s3://runs/tiny/report.html" in there.stdout
@@ -60,6 +60,9 @@ def test_a_run_in_a_bucket_with_a_sandbox_service_equals_the_run_in_a_folder(env
     ]
     assert found[0]["digest"] == found[1]["digest"]
     assert found[1]["step"] == 2
+    left = json.loads((tmp_path / "status.json").read_text())
+    assert (left["phase"], left["step"], left["steps"]) == ("Completed", 2, 2)
+    assert {member["name"] for member in left["members"]} == {member["name"] for member in found[1]["members"]}
     report = populora(environment, "report", "s3://runs/tiny", "-o", tmp_path / "page.html")
     assert report.returncode == 0, report.stderr
     assert "<svg" in (tmp_path / "page.html").read_text()

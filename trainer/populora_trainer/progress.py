@@ -1,9 +1,11 @@
 """A run in a terminal: progress while it trains, Ctrl-C, and what remains to be said at the end."""
 
 import asyncio
+import json
 import signal
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from statistics import fmean
 from types import FrameType
 
@@ -14,13 +16,16 @@ from rich.table import Table
 
 from populora_api import ALONE, PopulationRun, Services, cluster_only_fields
 from populora_trainer.diagnostics.endpoint import Endpoint
-from populora_trainer.diagnostics.records import StepMetrics
+from populora_trainer.diagnostics.records import RunStatus, StepMetrics
 from populora_trainer.diagnostics.report import render
 from populora_trainer.diagnostics.report_data import read_run
+from populora_trainer.errors import PopuloraError
 from populora_trainer.nano.registry import SCHEME, builtin_notice
 from populora_trainer.session import Events, open_session
 from populora_trainer.storage.logs import read_log
 from populora_trainer.storage.store import ObjectStore
+
+_TERMINATION_BYTES = 4096  # what Kubernetes keeps of a container's termination message
 
 
 def train_in_terminal(
@@ -31,6 +36,7 @@ def train_in_terminal(
     allow_missing: Collection[str] = (),
     threads: int | None = None,
     services: Services = ALONE,
+    leave_status: Path | None = None,
 ) -> int | None:
     """Train what a manifest describes, and show it.
 
@@ -42,6 +48,7 @@ def train_in_terminal(
         allow_missing: isolation layers that this machine may lack.
         threads: of torch, or None for those that the run began with.
         services: what runs elsewhere.
+        leave_status: file that gets the last answer of `/status`, or None.
 
     Returns:
         The signal that stopped the run before its last step, None where it is complete.
@@ -79,6 +86,8 @@ def train_in_terminal(
         done = asyncio.run(session.train())
         step = session.trainer.step
         _conclude(console, session.run.store, place, steps)
+        if leave_status is not None:
+            _leave(session.monitor.status(), leave_status)
     if done:
         return None
     console.print(f"Stopped after step {step} of {steps}; nothing is lost. Go on with:", soft_wrap=True)
@@ -191,6 +200,18 @@ def _conclude(console: Console, store: ObjectStore, place: str, steps: int) -> N
     console.print(table)
     store.put("report.html", render([read_run(store, place)]).encode())
     console.print(f"Report: {place}/report.html", soft_wrap=True, markup=False)
+
+
+def _leave(status: RunStatus, path: Path) -> None:
+    """Write the status where it outlives this process; without the members where it would be cut."""
+    text = json.dumps(status, separators=(",", ":"))
+    if len(text.encode()) > _TERMINATION_BYTES:
+        text = json.dumps({**status, "members": []}, separators=(",", ":"))
+    try:
+        # A termination log is a mount point, so no other file can take its name.
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise PopuloraError(f"--leave-status {path}: cannot be written: {error.strerror or error}") from error
 
 
 @contextmanager

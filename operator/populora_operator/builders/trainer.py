@@ -107,6 +107,7 @@ def failed_with(code: int, container_name: str, action: str) -> Manifest:
 def _command(context: Context, job: str) -> list[str]:
     choice = context.spec.trainer
     run = ["populora", "run", f"{names.CONFIG_FOLDER}/{names.CONFIG_KEY}", "--listen", f"0.0.0.0:{names.STATUS_PORT}"]
+    run += ["--leave-status", "/dev/termination-log"]
     if (folder := context.spec.storage.folder) is not None:
         run += ["--output", str(folder)]
     if choice.nodes == 1 and choice.gpus_per_node == 0:

@@ -36,6 +36,11 @@ from populora_trainer.errors import PopuloraError
     show_envvar=True,
     help="Execute programs at this sandbox service instead of here.",
 )
+@click.option(
+    "--leave-status",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the last answer of /status there at the end, e.g. as a container's termination message.",
+)
 def command(
     manifest: Path,
     output: Path | None,
@@ -45,6 +50,7 @@ def command(
     allow_missing: tuple[str, ...],
     threads: int | None,
     sandbox: str | None,
+    leave_status: Path | None,
 ) -> None:
     """Train the population of MANIFEST here; continues where an earlier run stopped.
 
@@ -74,7 +80,10 @@ def command(
     given["--output"] = (str(folder),) if run.spec.storage.folder is not None else ()
     given["--threads"] = () if threads is None else (str(threads),)
     given["--sandbox"] = () if sandbox is None else (sandbox,)
+    given["--leave-status"] = () if leave_status is None else (str(leave_status),)
     again += [word for option, values in given.items() for value in values for word in (option, value)]
-    signal = train_in_terminal(run, shlex.join(again), listen, from_step, allow_missing, threads, services)
+    signal = train_in_terminal(
+        run, shlex.join(again), listen, from_step, allow_missing, threads, services, leave_status
+    )
     if signal is not None:
         click.get_current_context().exit(128 + signal)
