@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("api/populora_api", "trainer/populora_trainer")
+PACKAGES = ("api/populora_api", "operator/populora_operator", "trainer/populora_trainer")
 
 pytestmark = pytest.mark.slow
 
