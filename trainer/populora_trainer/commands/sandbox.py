@@ -41,7 +41,7 @@ def command() -> None:
               help="Processor time of one run, and a third of its wall time; a problem takes two runs.")  # fmt: skip
 @click.option("--memory", default=512, show_default=True, type=click.IntRange(1), metavar="MIB",
               help="Memory of one run.")  # fmt: skip
-@click.option("--workers", type=click.IntRange(1), help="Programs that run at a time.  [default: processors]")
+@click.option("--workers", type=click.IntRange(1, 1024), help="Programs that run at a time.  [default: processors]")
 @click.option("--allow-missing", multiple=True, type=click.Choice(REQUIRED_LAYERS),
               help="Go on without this isolation layer; may be repeated.")  # fmt: skip
 def check(file: TextIO, timeout: float, memory: int, workers: int | None, allow_missing: tuple[str, ...]) -> None:
@@ -66,7 +66,7 @@ def check(file: TextIO, timeout: float, memory: int, workers: int | None, allow_
               help="Processor time of one run, and a third of its wall time; a problem takes two runs.")  # fmt: skip
 @click.option("--memory", default=512, show_default=True, type=click.IntRange(1), metavar="MIB",
               help="Memory of one run.")  # fmt: skip
-@click.option("--workers", type=click.IntRange(1), help="Programs that run at a time.  [default: processors]")
+@click.option("--workers", type=click.IntRange(1, 1024), help="Programs that run at a time.  [default: processors]")
 @click.option("--queue", default=4096, show_default=True, type=click.IntRange(1), metavar="CASES",
               help="Cases that may wait; more are answered 429.")  # fmt: skip
 @click.option("--drain", default=60.0, show_default=True, type=click.FloatRange(0), metavar="SECONDS",
