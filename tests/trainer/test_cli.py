@@ -56,7 +56,7 @@ def test_help_lists_all_commands_in_the_order_of_use_without_torch() -> None:
         listed
         == list(COMMANDS)
         == [
-            *("run", "status", "report", "operators", "evolve", "sandbox", "controller", "validate", "crd"),
+            *("run", "status", "report", "operators", "evolve", "sandbox", "storage", "controller", "validate", "crd"),
         ]
     )
 
