@@ -86,7 +86,11 @@ class Child:
         return 0
 
     def watched(
-        self, on_phase: Callable[[str], None], on_step: Callable[[StepMetrics], None], stop: Callable[[], bool]
+        self,
+        on_phase: Callable[[str], None],
+        on_step: Callable[[StepMetrics], None],
+        stop: Callable[[], bool],
+        on_notice: Callable[[str], None],
     ) -> Events:
         """Return the events that the command asked for, with the faults in them."""
         step = self.step
@@ -104,7 +108,7 @@ class Child:
             step = metrics["step"] + 1
             on_step(metrics)
 
-        return Events(phase, finished, stop)
+        return Events(phase, finished, stop, on_notice)
 
     def note(self, **fact: object) -> None:
         with open(self.notes, "a") as file:

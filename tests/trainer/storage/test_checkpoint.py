@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from toy_run import first_state, next_state
+from toy_run import first_state, next_state, train
 
 from populora_trainer.errors import StorageError
 from populora_trainer.storage.checkpoint import (
@@ -217,3 +217,15 @@ def test_a_newer_format_is_refused_by_its_number(three):
     three.put(step_key(2), json.dumps({**body, "format": 99}).encode())
     with pytest.raises(StorageError, match="format 99; this version reads format 1"):
         read_manifest(three, 2)
+
+
+def test_a_manifest_under_another_steps_name_or_of_another_kind_is_damaged(tmp_path):
+    store = LocalStore(tmp_path)
+    train(tmp_path, 2, keep=None)
+    store.put(step_key(9), store.get(step_key(1)))
+    with pytest.raises(StorageError, match=r"000009\.json is damaged: it is the manifest of step 1; step 2 is intact"):
+        newest_manifest(store)
+    for wreck in (b"[]", b"[" * 200_000, b"3"):
+        store.put(step_key(9), wreck)
+        with pytest.raises(StorageError, match=r"000009\.json is damaged: .*; step 2 is intact"):
+            newest_manifest(store)

@@ -44,6 +44,9 @@ def command(places: tuple[str, ...], output: Path | None, as_json: bool) -> None
 
 
 def _write_whole(path: Path, data: bytes) -> None:
+    if path.exists() and not path.is_file():
+        raise PopuloraError(f"The report cannot be written to {path}: it is there and is no regular file.")
+    path = path.resolve()  # a link keeps pointing to the page
     try:
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".report-", delete=False) as file:
             try:

@@ -3,10 +3,11 @@
 import asyncio
 import contextlib
 import json
+import math
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TextIO, get_args
+from typing import Any, TextIO, get_args
 
 import click
 
@@ -18,6 +19,23 @@ from populora_trainer.sandbox.verdicts import TaskType
 
 _IN_FLIGHT_PER_WORKER = 16
 _FIELDS = ("id", "task", "program", "input", "inputs", "answer")
+
+
+class Seconds(click.FloatRange):
+    """A time within bounds; NaN, which no comparison puts outside of them, is refused too."""
+
+    name = "seconds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number.
+
+        Raises:
+            click.BadParameter: it is none, or out of bounds.
+        """
+        seconds = float(super().convert(value, param, ctx))
+        if math.isnan(seconds):
+            self.fail(f"{value} is no number of seconds", param, ctx)
+        return seconds
 
 
 class CaseError(PopuloraError):
@@ -37,9 +55,9 @@ def command() -> None:
 
 @command.command("check")
 @click.argument("file", type=click.File("r", encoding="utf-8"))
-@click.option("--timeout", default=10.0, show_default=True, type=click.FloatRange(0, min_open=True), metavar="SECONDS",
+@click.option("--timeout", default=10.0, show_default=True, type=Seconds(0, 3600, min_open=True), metavar="SECONDS",
               help="Processor time of one run, and a third of its wall time; a problem takes two runs.")  # fmt: skip
-@click.option("--memory", default=512, show_default=True, type=click.IntRange(1), metavar="MIB",
+@click.option("--memory", default=512, show_default=True, type=click.IntRange(16, 1 << 20), metavar="MIB",
               help="Memory of one run.")  # fmt: skip
 @click.option("--workers", type=click.IntRange(1, 1024), help="Programs that run at a time.  [default: processors]")
 @click.option("--allow-missing", multiple=True, type=click.Choice(REQUIRED_LAYERS),
@@ -62,14 +80,14 @@ def check(file: TextIO, timeout: float, memory: int, workers: int | None, allow_
 
 @command.command("serve")
 @click.option("--listen", default="127.0.0.1:8080", show_default=True, metavar="HOST:PORT", help="Where to serve.")
-@click.option("--timeout", default=10.0, show_default=True, type=click.FloatRange(0, min_open=True), metavar="SECONDS",
+@click.option("--timeout", default=10.0, show_default=True, type=Seconds(0, 3600, min_open=True), metavar="SECONDS",
               help="Processor time of one run, and a third of its wall time; a problem takes two runs.")  # fmt: skip
-@click.option("--memory", default=512, show_default=True, type=click.IntRange(1), metavar="MIB",
+@click.option("--memory", default=512, show_default=True, type=click.IntRange(16, 1 << 20), metavar="MIB",
               help="Memory of one run.")  # fmt: skip
 @click.option("--workers", type=click.IntRange(1, 1024), help="Programs that run at a time.  [default: processors]")
 @click.option("--queue", default=4096, show_default=True, type=click.IntRange(1), metavar="CASES",
               help="Cases that may wait; more are answered 429.")  # fmt: skip
-@click.option("--drain", default=60.0, show_default=True, type=click.FloatRange(0), metavar="SECONDS",
+@click.option("--drain", default=60.0, show_default=True, type=Seconds(0, 3600), metavar="SECONDS",
               help="On SIGTERM, the time to finish what was begun.")  # fmt: skip
 @click.option("--allow-missing", multiple=True, type=click.Choice(REQUIRED_LAYERS),
               help="Go on without this isolation layer; may be repeated.")  # fmt: skip

@@ -21,12 +21,13 @@ def command(place: str, as_json: bool) -> None:
         click.echo(json.dumps(found.to_dict(), indent=2))
         return
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     console = Console(highlight=False)
     whose = f"; training in {found.holder}" if found.holder else "" if "://" in place else "; nobody is training it"
     steps = "no step is committed yet" if found.step is None else f"step {found.step} of {found.steps or '?'}"
-    console.print(f"[bold]{found.name}[/bold] in {place}: {steps}{whose}", soft_wrap=True)
+    console.print(f"[bold]{escape(found.name)}[/bold] in {escape(place)}: {steps}{escape(whose)}", soft_wrap=True)
     if found.solve_rate:
         rates = ", ".join(f"{task} {_percent(rate)}" for task, rate in found.solve_rate.items())
         console.print(f"solve rate at step {found.metrics_step}: {rates}; valid proposals {_percent(found.valid_rate)}")

@@ -162,7 +162,10 @@ def read_manifest(store: ObjectStore, step: int) -> Manifest:
     Raises:
         StorageError: it is missing or damaged.
     """
-    return _parse_manifest(store, step_key(step), store.get(step_key(step)))
+    manifest = _parse_manifest(store, step_key(step), store.get(step_key(step)))
+    if manifest.step != step:
+        raise StorageError(f"{store.location}/{step_key(step)} is damaged: it is the manifest of step {manifest.step}")
+    return manifest
 
 
 def read_checkpoint(store: ObjectStore, manifest: Manifest) -> CheckpointState:
@@ -343,7 +346,7 @@ def _parse_manifest(store: ObjectStore, key: str, data: bytes) -> Manifest:
     try:
         body = json.loads(data)
         seal = body.pop("sha256")
-    except (ValueError, KeyError, AttributeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise StorageError(f"{place} is damaged: it is not a checkpoint's manifest") from error
     if body.get("format") != FORMAT:
         raise StorageError(f"{place} has the format {body.get('format')!r}; this version reads format {FORMAT}")
@@ -367,7 +370,7 @@ def _promised_step(store: ObjectStore) -> int | None:
     """Return the step that LATEST names; None where it is missing or unreadable, as the manifests know better."""
     try:
         step = json.loads(store.get(LATEST))["step"]
-    except (MissingObject, ValueError, KeyError, TypeError):
+    except (MissingObject, ValueError, KeyError, TypeError, RecursionError):
         return None
     return step if isinstance(step, int) else None
 

@@ -114,7 +114,7 @@ def _finite(value: object) -> object:
 def _parsed(line: bytes) -> dict[str, JsonValue] | None:
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) else None
 

@@ -5,11 +5,13 @@ from dataclasses import dataclass
 
 import yaml
 
+from populora_trainer.errors import StorageError
 from populora_trainer.population.members import JsonValue, Member, Role, ranked
 from populora_trainer.storage.checkpoint import newest_manifest
 from populora_trainer.storage.local import LocalStore
 from populora_trainer.storage.logs import read_log
 from populora_trainer.storage.run import RUN_MANIFEST, existing_run
+from populora_trainer.storage.store import ObjectStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ def overview(place: str) -> Overview:
         StorageError: there is no run, or its newest checkpoint is damaged.
     """
     store = existing_run(place)
-    stored = yaml.safe_load(store.get(RUN_MANIFEST))
+    stored = _manifest(store)
     newest = newest_manifest(store)
     latest: Mapping[str, object] = {}
     evaluated: Mapping[str, object] = {}
@@ -89,6 +91,16 @@ def overview(place: str) -> Overview:
         held_out=_number(_at(evaluated, "held_out", "solve_rate", "overall")),
         held_out_step=_whole(evaluated.get("step")),
     )
+
+
+def _manifest(store: ObjectStore) -> Mapping[str, object]:
+    try:
+        stored = yaml.safe_load(store.get(RUN_MANIFEST).decode())
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise StorageError(f"{store.location}/{RUN_MANIFEST} is damaged: it is not YAML in UTF-8") from error
+    if not isinstance(stored, Mapping):
+        raise StorageError(f"{store.location}/{RUN_MANIFEST} is damaged: it is not a PopulationRun")
+    return stored
 
 
 def _at(values: object, *path: str) -> object:
