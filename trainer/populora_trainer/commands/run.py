@@ -76,8 +76,8 @@ def command(
     from populora_trainer.progress import train_in_terminal
 
     again = ["populora", "run", str(manifest)]
-    given = {"--set": overrides, "--listen": (listen,) if listen else (), "--allow-missing": allow_missing}
-    given["--output"] = (str(folder),) if run.spec.storage.folder is not None else ()
+    given: dict[str, tuple[str, ...]] = {"--output": (str(folder),) if run.spec.storage.folder is not None else ()}
+    given |= {"--set": overrides, "--listen": (listen,) if listen else (), "--allow-missing": allow_missing}
     given["--threads"] = () if threads is None else (str(threads),)
     given["--sandbox"] = () if sandbox is None else (sandbox,)
     given["--leave-status"] = () if leave_status is None else (str(leave_status),)
