@@ -40,7 +40,7 @@ check: lint ## lint and the fast tests that need no cluster (under two minutes)
 test: lint binaries ## every check and every test
 	OMP_NUM_THREADS=1 $(PYTEST) --numprocesses=2 --dist=loadgroup --durations=15 tests
 
-binaries: setup ## build the Kubernetes, Helm, S3 and Prometheus programs of the tests from Go modules (20 minutes the first time)
+binaries: setup ## build the Kubernetes, Helm, S3 and Prometheus programs of the tests from Go modules (20 minutes the first time, expected)
 	$(BIN)/python tests/cluster/build.py etcd kube-apiserver kubectl kube-controller-manager kube-scheduler helm versitygw promtool
 
 docs: setup ## write the reference pages and the chart's generated files

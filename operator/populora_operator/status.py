@@ -418,7 +418,7 @@ def _with_progress(status: Status, s: Situation) -> Status:
         "step": min(progress.step, 1_000_000),
         "progress_percent": round(100.0 * min(1.0, progress.step / steps), 2) if steps else 100.0,
         "estimated_seconds_remaining": None if remaining is None else round(remaining),
-        "members": tuple(_members(progress.members, s.context)) or None,
+        "members": tuple(_members(progress.members, s.context)) or old.members,  # a short answer leaves them out
         "best": Best(teacher=progress.best.teacher, student=progress.best.student),
         "solve_rate": progress.solve_rate,
         "coverage": progress.coverage,

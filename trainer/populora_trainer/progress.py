@@ -19,7 +19,6 @@ from populora_trainer.diagnostics.endpoint import Endpoint
 from populora_trainer.diagnostics.records import RunStatus, StepMetrics
 from populora_trainer.diagnostics.report import render
 from populora_trainer.diagnostics.report_data import read_run
-from populora_trainer.errors import PopuloraError
 from populora_trainer.nano.registry import SCHEME, builtin_notice
 from populora_trainer.session import Events, open_session
 from populora_trainer.storage.logs import read_log
@@ -87,7 +86,7 @@ def train_in_terminal(
         step = session.trainer.step
         _conclude(console, session.run.store, place, steps)
         if leave_status is not None:
-            _leave(session.monitor.status(), leave_status)
+            _leave(console, session.monitor.status(), leave_status)
     if done:
         return None
     console.print(f"Stopped after step {step} of {steps}; nothing is lost. Go on with:", soft_wrap=True)
@@ -202,8 +201,11 @@ def _conclude(console: Console, store: ObjectStore, place: str, steps: int) -> N
     console.print(f"Report: {place}/report.html", soft_wrap=True, markup=False)
 
 
-def _leave(status: RunStatus, path: Path) -> None:
-    """Write the status where it outlives this process; without the members where it would be cut."""
+def _leave(console: Console, status: RunStatus, path: Path) -> None:
+    """Write the status where it outlives this process; without the members where it would be cut.
+
+    A run that is done stays done where this cannot be written.
+    """
     text = json.dumps(status, separators=(",", ":"))
     if len(text.encode()) > _TERMINATION_BYTES:
         text = json.dumps({**status, "members": []}, separators=(",", ":"))
@@ -211,7 +213,9 @@ def _leave(status: RunStatus, path: Path) -> None:
         # A termination log is a mount point, so no other file can take its name.
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise PopuloraError(f"--leave-status {path}: cannot be written: {error.strerror or error}") from error
+        console.print(
+            f"--leave-status {path}: cannot be written: {error.strerror or error}", soft_wrap=True, markup=False
+        )
 
 
 @contextmanager
