@@ -15,10 +15,11 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from populora_trainer.errors import PopuloraError, StorageError
 from populora_trainer.population.members import JsonValue, Member
+from populora_trainer.storage.sealed import seal, unseal
 from populora_trainer.storage.store import AlreadyExists, MissingObject, ObjectStore, sha256
 
 # Who only reads where a run stands (`populora status`) must not wait for torch: what holds tensors is imported by
@@ -106,19 +107,13 @@ def write_checkpoint(store: ObjectStore, step: int, state: CheckpointState) -> M
     """
     from safetensors.torch import save
 
-    from populora_trainer.population.peft_format import adapter_to_files, digest
-
     if len(state.members) != len(state.adapters):
         raise ValueError(f"{len(state.members)} members have {len(state.adapters)} adapters")
     files: dict[str, str] = {}
     adapters = []
     for adapter in state.adapters:
-        contents = adapter_to_files(adapter.factors, adapter.config)
-        folder = digest(contents)
-        for name, data in sorted(contents.items()):
-            key = f"adapters/{folder}/{name}"
-            files[key] = sha256(data)
-            _keep(store, key, data, files[key])
+        folder, contents = store_adapter(store, adapter)
+        files |= {f"adapters/{folder}/{name}": expected for name, expected in contents.items()}
         adapters.append(folder)
     blobs = {
         "optimizer": save({name: tensor.contiguous() for name, tensor in sorted(state.optimizer.items())}),
@@ -128,7 +123,7 @@ def write_checkpoint(store: ObjectStore, step: int, state: CheckpointState) -> M
     digests = {kind: sha256(data) for kind, data in blobs.items()}
     for kind, data in blobs.items():
         _keep(store, f"{kind}/{digests[kind]}", data, digests[kind])
-    body = _sealed(
+    body = seal(
         {
             "format": FORMAT,
             "step": step,
@@ -149,6 +144,32 @@ def write_checkpoint(store: ObjectStore, step: int, state: CheckpointState) -> M
     manifest = _parse_manifest(store, step_key(step), body)
     point_latest(store, manifest)
     return manifest
+
+
+def store_adapter(store: ObjectStore, adapter: Adapter, *, check: bool = True) -> tuple[str, dict[str, str]]:
+    """Store a member's weights under `adapters/<digest>/`; files that are there already are not written again.
+
+    Args:
+        store: the run.
+        adapter: the weights.
+        check: read what is there, and write it again where it is damaged; else its length is enough.
+
+    Returns:
+        The digest of the PEFT folder, and the sha256 of each of its files by name.
+
+    Raises:
+        StorageError: a file can't be written.
+    """
+    from populora_trainer.population.peft_format import adapter_to_files, digest
+
+    contents = adapter_to_files(adapter.factors, adapter.config)
+    folder = digest(contents)
+    files = {name: sha256(data) for name, data in sorted(contents.items())}
+    for name, expected in files.items():
+        key = f"adapters/{folder}/{name}"
+        if check or not (store.exists(key) and store.size(key) == len(contents[name])):
+            _keep(store, key, contents[name], expected)
+    return folder, files
 
 
 def steps(store: ObjectStore) -> list[int]:
@@ -332,27 +353,9 @@ def _checked(store: ObjectStore, key: str, expected: str) -> bytes:
     return data
 
 
-def _canonical(body: Mapping[str, JsonValue]) -> bytes:
-    return json.dumps(body, sort_keys=True, indent=1, allow_nan=False).encode() + b"\n"
-
-
-def _sealed(body: Mapping[str, JsonValue]) -> bytes:
-    """Return the manifest's bytes: canonical JSON that carries the sha256 of itself without that field."""
-    return _canonical({**body, "sha256": sha256(_canonical(body))})
-
-
 def _parse_manifest(store: ObjectStore, key: str, data: bytes) -> Manifest:
-    place = f"{store.location}/{key}"
-    try:
-        body = json.loads(data)
-        seal = body.pop("sha256")
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        raise StorageError(f"{place} is damaged: it is not a checkpoint's manifest") from error
-    if body.get("format") != FORMAT:
-        raise StorageError(f"{place} has the format {body.get('format')!r}; this version reads format {FORMAT}")
-    found = sha256(_canonical(body))
-    if seal != found:
-        raise StorageError(f"{place} is damaged: its content has the sha256 {found}, expected {seal}")
+    body: Any
+    body, _ = unseal(data, f"{store.location}/{key}", kind="a checkpoint's manifest", version=FORMAT)
     return Manifest(
         step=body["step"],
         digest=sha256(data),
