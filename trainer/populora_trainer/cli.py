@@ -15,6 +15,8 @@ COMMANDS = {
     "operators": "List the evolution operators.",
     "evolve": "Breed a child adapter from one or two parents.",
     "sandbox": "Execute untrusted programs under the verifier's isolation.",
+    "sidecar": "Keep a vLLM server's adapters equal to what a run publishes.",
+    "base": "Write an embedded base model as a folder, for other programs.",
     "storage": "Delete what a run has stored.",
     "controller": "Reconcile PopulationRuns in a Kubernetes cluster.",
     "validate": "Say what the API server would say to a manifest, offline.",

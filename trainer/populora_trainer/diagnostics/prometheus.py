@@ -20,7 +20,7 @@ class Family(NamedTuple):
     """One exported metric: its name, kind, labels with what bounds them, and meaning."""
 
     name: str
-    kind: Literal["gauge", "counter"]
+    kind: Literal["gauge", "counter", "histogram"]
     labels: tuple[str, ...]
     help: str
 

@@ -118,7 +118,12 @@ class Run:
 
 
 def open_store(
-    place: str, *, create: bool = False, endpoint: str | None = None, region: str | None = None
+    place: str,
+    *,
+    create: bool = False,
+    endpoint: str | None = None,
+    region: str | None = None,
+    tries: int | None = None,
 ) -> ObjectStore:
     """Return the store of a folder, or of a `file://` or `s3://BUCKET/PREFIX` URI.
 
@@ -126,6 +131,7 @@ def open_store(
         place: the folder or URI.
         create: make the folder where it does not exist; a bucket always exists.
         endpoint, region: of a bucket; by default what the environment says.
+        tries: of a request to a bucket that fails; by default enough to sit out an interruption of half a minute.
 
     Raises:
         StorageError: another scheme, or a folder that does not exist and shall not be made.
@@ -139,7 +145,7 @@ def open_store(
         # boto3 takes a noticeable part of a second to load.
         from populora_trainer.storage.s3 import S3Store
 
-        return S3Store(parts.netloc, parts.path.strip("/"), endpoint=endpoint, region=region)
+        return S3Store(parts.netloc, parts.path.strip("/"), endpoint=endpoint, region=region, tries=tries)
     raise StorageError(f"{place} can't hold a run: a folder, file:///FOLDER or s3://BUCKET/PREFIX can")
 
 

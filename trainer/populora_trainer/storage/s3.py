@@ -46,7 +46,13 @@ class S3Store:
     """
 
     def __init__(
-        self, bucket: str, prefix: str = "", *, endpoint: str | None = None, region: str | None = None
+        self,
+        bucket: str,
+        prefix: str = "",
+        *,
+        endpoint: str | None = None,
+        region: str | None = None,
+        tries: int | None = None,
     ) -> None:
         """Open the bucket; no request is made yet.
 
@@ -55,12 +61,14 @@ class S3Store:
             prefix: of every object's key, without slashes at its ends.
             endpoint: of a server that is not AWS; None takes AWS_ENDPOINT_URL or AWS.
             region: of the bucket; None takes AWS_REGION, or the environment's default.
+            tries: of a request that fails in a way that may pass; None for enough to sit out half a minute.
 
         Raises:
             StorageError: the endpoint is no address.
         """
         self._bucket = bucket
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
+        self._tries = tries or _TRIES
         self._writer = uuid.uuid4().hex
         self._owned = False
         self._met = False  # whether the bucket is known to exist
@@ -320,7 +328,7 @@ class S3Store:
             MissingObject, StorageError: it will not pass by itself, or has not within the tries.
         """
         place = f"{self.location}/{key}"
-        for attempt in range(1, _TRIES + 1):
+        for attempt in range(1, self._tries + 1):
             try:
                 return call()
             except ClientError as error:
@@ -346,11 +354,11 @@ class S3Store:
                 failure = error
             except BotoCoreError as error:
                 raise StorageError(f"can't {action} {place}: {error}") from error
-            if attempt < _TRIES:
+            if attempt < self._tries:
                 # Spread over the pause, so that many trainers do not come back in step; no result depends on it.
                 pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (attempt - 1))
                 time.sleep(pause * (0.5 + random.SystemRandom().random() / 2))
-        raise StorageError(f"can't {action} {place} after {_TRIES} tries: {_said(failure)}") from failure
+        raise StorageError(f"can't {action} {place} after {self._tries} tries: {_said(failure)}") from failure
 
 
 class _PreconditionError(StorageError):
