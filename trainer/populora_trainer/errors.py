@@ -19,6 +19,12 @@ class BaseModelError(PopuloraError):
     """The base model cannot be had, or is not a causal language model that the engine can train adapters on."""
 
 
+class NoBaseModelError(BaseModelError):
+    """The address of the base model names no model: trying again is of no use until the manifest names another."""
+
+    exit_code = 42
+
+
 class RolloutError(PopuloraError):
     """Completions cannot be sampled: a prompt is too long, or the engine failed."""
 
@@ -29,3 +35,7 @@ class StorageError(PopuloraError):
 
 class SandboxError(PopuloraError):
     """The verifier's isolation cannot be had, or the verifier itself failed (never the program under test)."""
+
+
+class RanksError(PopuloraError):
+    """The processes that train one run together cannot meet, have lost one of them, or no longer agree."""

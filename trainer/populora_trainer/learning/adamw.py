@@ -83,6 +83,10 @@ class StackedAdamW:
         for moment in (*self._first, *self._second):
             moment[member].zero_()
 
+    def moments(self) -> list[Tensor]:
+        """Return the first moments (member, ...) of all stacks, then the second; not copies."""
+        return [*self._first, *self._second]
+
     def state(self) -> dict[str, Tensor]:
         """Return a copy of everything that a resumed run needs, as CPU tensors by name."""
         tensors = {"steps": torch.tensor(self.steps, dtype=torch.long)}

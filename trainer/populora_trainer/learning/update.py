@@ -140,7 +140,7 @@ class UpdateMetrics:
 
 
 @dataclass(slots=True)
-class _Sums:
+class Sums:
     """What the micro-batches of an update add up to."""
 
     tokens: int = 0
@@ -152,6 +152,29 @@ class _Sums:
     mismatch_kl: float = 0.0
     kl: float = 0.0
     loss_M: dict[int, float] = field(default_factory=dict)
+
+    def add(self, other: "Sums") -> None:
+        """Take in the sums of other micro-batches."""
+        self.tokens += other.tokens
+        self.entropy += other.entropy
+        self.clipped += other.clipped
+        self.truncated += other.truncated
+        self.mismatch += other.mismatch
+        self.mismatch_max = max(self.mismatch_max, other.mismatch_max)
+        self.mismatch_kl += other.mismatch_kl
+        self.kl += other.kl
+        for member, loss in other.loss_M.items():
+            self.loss_M[member] = self.loss_M.get(member, 0.0) + loss
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a step did: sums over its micro-batches, gradient norms by member, who took it, number of forwards."""
+
+    sums: Sums
+    norms: dict[int, float]
+    updated: tuple[int, ...]
+    forwards: int
 
 
 class Learner:
@@ -195,24 +218,41 @@ class Learner:
         tokens_M: dict[int, int] = {}
         for row in rows:
             tokens_M[row.member] = tokens_M.get(row.member, 0) + row.targets
+        return self._metrics(self.learn(rows, tokens_M), rows, advantages)
+
+    def learn(self, rows: Sequence[Row], tokens_M: dict[int, int]) -> Outcome:
+        """Take one step on rows; `tokens_M` are the learned tokens of each member that has any."""
+        self.optimizer.zero_grad()
+        sums, forwards = self.differentiate(rows, tokens_M)
+        return Outcome(sums, *self.descend(sorted(tokens_M)), forwards)
+
+    def differentiate(self, rows: Sequence[Row], tokens_M: Mapping[int, int]) -> tuple[Sums, int]:
+        """Add the gradient of rows to the parameters' gradients; returns sums and the number of forwards.
+
+        A member's loss is the sum over its tokens here, divided by all of its tokens, here or elsewhere.
+        """
         weights = torch.zeros(self.population.members, device=self.population.device)
         for member, tokens in tokens_M.items():
             weights[member] = 1 / tokens
-
         model, was_training = self.population.model, self.population.model.training
         # Dropout would make the trainer another policy than the one that sampled; checkpointing needs training mode.
         model.train(self.settings.checkpoint_activations)
-        self.optimizer.zero_grad()
-        sums, batches = _Sums(), micro_batches(rows, self.settings.batch_tokens)
+        sums, batches = Sums(), micro_batches(rows, self.settings.batch_tokens)
         for batch in batches:
             self._accumulate(collate(batch, self.pad_id, self.dtype, self.population.device), weights, sums)
         model.train(was_training)
+        return sums, len(batches)
 
-        norms = self._clip_gradients(sorted(tokens_M))
+    def descend(self, members: Sequence[int]) -> tuple[dict[int, float], tuple[int, ...]]:
+        """Take a step with the gradients of members, clipped, and forget them; returns their norms and who took it."""
+        norms = self._clip_gradients(members)
         updated = tuple(member for member, norm in norms.items() if math.isfinite(norm))
         self.optimizer.step(updated)
         self.optimizer.zero_grad()
-        return self._metrics(sums, norms, updated, rows, len(batches), advantages)
+        return norms, updated
+
+    def share(self) -> None:
+        """Make weights and moments that were changed from outside known to who else computes with them: nobody."""
 
     def state(self) -> dict[str, Tensor]:
         """Return the optimizer's state for a checkpoint."""
@@ -247,7 +287,7 @@ class Learner:
             )
         return rows
 
-    def _accumulate(self, batch: MicroBatch, weights_M: Tensor, sums: _Sums) -> None:
+    def _accumulate(self, batch: MicroBatch, weights_M: Tensor, sums: Sums) -> None:
         """Add the gradient of one micro-batch."""
         settings = self.settings
         with self.population.route(batch.members):
@@ -303,23 +343,17 @@ class Learner:
                 torch._foreach_mul_(parts, (self.settings.gradient_clip_norm / (norm + 1e-6)).clamp(max=1.0))
         return norms
 
-    def _metrics(
-        self,
-        sums: _Sums,
-        norms: dict[int, float],
-        updated: tuple[int, ...],
-        rows: Sequence[Row],
-        forwards: int,
-        advantages: Advantages,
-    ) -> UpdateMetrics:
+    def _metrics(self, outcome: Outcome, rows: Sequence[Row], advantages: Advantages) -> UpdateMetrics:
+        sums = outcome.sums
+
         def mean(total: float) -> float | None:
             return total / sums.tokens if sums.tokens else None
 
         return UpdateMetrics(
             loss_M=sums.loss_M,
-            gradient_norm_M=norms,
-            updated=updated,
-            skipped=tuple(member for member in norms if member not in updated),
+            gradient_norm_M=outcome.norms,
+            updated=outcome.updated,
+            skipped=tuple(member for member in outcome.norms if member not in outcome.updated),
             entropy=mean(sums.entropy),
             clipped=mean(sums.clipped),
             truncated=mean(sums.truncated),
@@ -330,7 +364,7 @@ class Learner:
             learned_tokens=sums.tokens,
             computed_tokens=sum(row.length for row in rows),
             unshared_tokens=sum(row.unshared_tokens for row in rows),
-            micro_batches=forwards,
+            micro_batches=outcome.forwards,
             advantages=advantages,
         )
 

@@ -1,15 +1,15 @@
 """Sampling in this process: one padded batch over all members, prompts computed once, finished rows dropped."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from populora_trainer.errors import RolloutError
 from populora_trainer.population.lora import LoraPopulation
+from populora_trainer.population.members import Member
 from populora_trainer.randomness import tensor_generator
-from populora_trainer.rollout.engine import Completion, RolloutRequest
+from populora_trainer.rollout.engine import Completion, RolloutRequest, Wave, refuse_long_prompts
 from populora_trainer.rollout.forward import last_logits
 from populora_trainer.rollout.key_values import growing_cache, take_rows
 
@@ -59,14 +59,17 @@ class TransformersEngine:
         self.max_prompt_tokens = max_prompt_tokens
         self.batch_tokens = batch_tokens
 
-    async def generate(self, requests: Sequence[RolloutRequest]) -> list[list[Completion]]:
-        """Return `n` completions for every request, in the order of the requests.
+    async def follow(self, step: int, members: Sequence[Member]) -> None:
+        """Do nothing: the weights that train are the weights that sample."""
+
+    async def generate(self, requests: Sequence[RolloutRequest]) -> AsyncGenerator[Wave, None]:
+        """Yield all requests' completions in one wave: this process has nothing else to do meanwhile.
 
         Raises:
             RolloutError: a prompt is longer than `max_prompt_tokens`, or than the model's positions leave room for.
         """
-        for index, request in enumerate(requests):
-            self._check(index, request)
+        positions = getattr(self.population.model.config, "max_position_embeddings", None)
+        refuse_long_prompts(requests, self.max_prompt_tokens, positions)
         completions: list[list[Completion]] = [[] for _ in requests]
         model, was_training = self.population.model, self.population.model.training
         model.eval()
@@ -77,19 +80,7 @@ class TransformersEngine:
                         completions[share.index].extend(sampled)
         finally:
             model.train(was_training)
-        return completions
-
-    def _check(self, index: int, request: RolloutRequest) -> None:
-        length = len(request.prompt_ids)
-        if length > self.max_prompt_tokens:
-            raise RolloutError(
-                f"the prompt of request {index} has {length} tokens; at most {self.max_prompt_tokens} are allowed"
-            )
-        positions = getattr(self.population.model.config, "max_position_embeddings", None)
-        if positions is not None and length + request.max_tokens > positions:
-            raise RolloutError(
-                f"request {index} needs {length} + {request.max_tokens} positions; the base model has {positions}"
-            )
+        yield list(enumerate(completions))
 
     def _sample(self, batch: Sequence[_Share]) -> list[list[Completion]]:
         device = self.population.device
