@@ -22,7 +22,7 @@ from peft import LoraConfig, get_peft_model
 
 from populora_trainer.population.lora import LoraPopulation
 from populora_trainer.rollout.base_model import load_base
-from populora_trainer.rollout.engine import RolloutRequest
+from populora_trainer.rollout.engine import RolloutRequest, all_completions
 from populora_trainer.rollout.transformers_engine import TransformersEngine
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -49,7 +49,7 @@ def ours(dtype: str, members: int, rows: int, tokens: int) -> Callable[[], None]
         population, end_ids=[population.model.config.vocab_size], pad_id=0, max_prompt_tokens=64
     )
     requests = [RolloutRequest(i % members, prompt, SAMPLES, i, tokens, 1.0) for i, prompt in enumerate(prompts)]
-    return lambda: asyncio.run(engine.generate(requests)) and None
+    return lambda: asyncio.run(all_completions(engine, requests)) and None
 
 
 def peer(dtype: str, rows: int, tokens: int) -> Callable[[], None]:

@@ -2,13 +2,14 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
 from populora_trainer.nano.tokenizer import build_tokenizer
+from populora_trainer.population.members import Member
 from populora_trainer.randomness import draw
-from populora_trainer.rollout.engine import Completion, RolloutRequest
+from populora_trainer.rollout.engine import Completion, RolloutRequest, Wave
 
 _ADDEND = re.compile(r"return x \+ (\d+)")
 
@@ -34,9 +35,12 @@ class ScriptedEngine:
             counts[request.member] += request.n
         return counts
 
-    async def generate(self, requests: Sequence[RolloutRequest]) -> list[list[Completion]]:
+    async def follow(self, step: int, members: Sequence[Member]) -> None:
+        """A script has no weights."""
+
+    async def generate(self, requests: Sequence[RolloutRequest]) -> AsyncGenerator[Wave, None]:
         self.requests += requests
-        return [[self._completion(request, number) for number in range(request.n)] for request in requests]
+        yield list(enumerate([self._completion(one, number) for number in range(one.n)] for one in requests))
 
     def _completion(self, request: RolloutRequest, number: int) -> Completion:
         prompt = self.tokenizer.decode(list(request.prompt_ids), skip_special_tokens=False)

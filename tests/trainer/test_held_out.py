@@ -3,13 +3,14 @@
 import asyncio
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 import pytest
 
 from populora_trainer.evaluation.held_out import HeldOutResult, Sampling, solve_held_out, summarise
 from populora_trainer.nano.tokenizer import build_tokenizer
-from populora_trainer.rollout.engine import Completion, RolloutRequest
+from populora_trainer.population.members import Member
+from populora_trainer.rollout.engine import Completion, RolloutRequest, Wave
 from populora_trainer.sandbox import SandboxPool
 from populora_trainer.selfplay import Tools
 from populora_trainer.tasks.compact import CompactTemplate
@@ -32,9 +33,12 @@ class Answers:
     def __init__(self) -> None:
         self.requests: list[RolloutRequest] = []
 
-    async def generate(self, requests: Sequence[RolloutRequest]) -> list[list[Completion]]:
+    async def follow(self, step: int, members: Sequence[Member]) -> None:
+        """Answers have no weights."""
+
+    async def generate(self, requests: Sequence[RolloutRequest]) -> AsyncGenerator[Wave, None]:
         self.requests += requests
-        return [[self._answer(request, number) for number in range(request.n)] for request in requests]
+        yield list(enumerate([self._answer(one, number) for number in range(one.n)] for one in requests))
 
     def _answer(self, request: RolloutRequest, number: int) -> Completion:
         task = TOKENIZER.decode(list(request.prompt_ids[:1]))

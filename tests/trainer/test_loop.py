@@ -99,7 +99,7 @@ def equal_states(one: CheckpointState, other: CheckpointState) -> bool:
 
 
 def test_the_phases_of_a_step_come_in_the_papers_order_and_evolution_opens_the_step_after_its_period(played):
-    step = ["matchmaking", "propose", "solve", "evaluate", "update"]
+    step = ["matchmaking", "sync", "propose", "solve", "evaluate", "update"]
     assert played.phases == [*step, *step, "evolution", *step]
     assert [list(one.seconds) for one in played.observed] == [step, step, ["evolution", *step]]
     assert all(seconds >= 0 for one in played.observed for seconds in one.seconds.values())

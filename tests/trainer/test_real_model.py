@@ -1,7 +1,7 @@
 """One whole step of one teacher and one student on a pretrained model, with the chat prompts."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from populora_api import load_manifest
 from populora_trainer import session as sessions
 from populora_trainer.population.peft_format import read_adapter
-from populora_trainer.rollout.engine import Completion, RolloutRequest
+from populora_trainer.rollout.engine import Completion, RolloutRequest, Wave
 from populora_trainer.rollout.transformers_engine import TransformersEngine
 from populora_trainer.session import Events, open_session
 from populora_trainer.storage.checkpoint import intact, read_manifest
@@ -34,12 +34,12 @@ def test_a_pretrained_model_takes_a_whole_step(
     class WithOneValidProposal(TransformersEngine):
         """So small a model finds a valid problem in three tries of a hundred, so the first one is written for it."""
 
-        async def generate(self, requests: Sequence[RolloutRequest]) -> list[list[Completion]]:
-            groups = await super().generate(requests)
-            for group in (group for group, request in zip(groups, requests, strict=True) if request.n == PROPOSALS):
-                ids = (*tokenizer.encode(PROPOSAL, add_special_tokens=False), tokenizer.eos_token_id)
-                group[0] = Completion(ids, (-1.0,) * len(ids), "stop")
-            return groups
+        async def generate(self, requests: Sequence[RolloutRequest]) -> AsyncGenerator[Wave, None]:
+            async for wave in super().generate(requests):
+                for group in (group for number, group in wave if requests[number].n == PROPOSALS):
+                    ids = (*tokenizer.encode(PROPOSAL, add_special_tokens=False), tokenizer.eos_token_id)
+                    group[0] = Completion(ids, (-1.0,) * len(ids), "stop")
+                yield wave
 
     monkeypatch.setattr(sessions, "TransformersEngine", WithOneValidProposal)
     overrides = (

@@ -146,7 +146,8 @@ def test_a_run_killed_at_every_boundary_of_its_phases_ends_as_if_it_was_not(serv
     folder = tmp_path / "run"
     boundaries = undisturbed[1].phases()
     assert {phase for _, phase in boundaries} == {
-        *("evolution", "matchmaking", "propose", "solve", "evaluate", "update", "checkpoint", "held-out evaluation")
+        *("evolution", "matchmaking", "sync", "propose", "solve", "evaluate", "update", "checkpoint"),
+        "held-out evaluation",
     }
     for step, phase in boundaries:
         code, process = server.train(folder, step=max(step, 1), kill_at=(step, phase))

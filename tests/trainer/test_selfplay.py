@@ -1,15 +1,15 @@
 """A round of self-play with scripted completions, the real prompts and the real verifier."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from populora_api import Spec, load_manifest
 from populora_trainer.population.matchmaking import Matchup
-from populora_trainer.population.members import founders, single_agent
-from populora_trainer.rollout.engine import Completion, RolloutRequest
+from populora_trainer.population.members import Member, founders, single_agent
+from populora_trainer.rollout.engine import Completion, RolloutRequest, Wave
 from populora_trainer.sandbox import Case, Judgement, SandboxPool
 from populora_trainer.selfplay import (
     Proposal,
@@ -57,9 +57,12 @@ class ScriptedEngine:
         self.script = script
         self.requests: list[RolloutRequest] = []
 
-    async def generate(self, requests: Sequence[RolloutRequest]) -> list[list[Completion]]:
+    async def follow(self, step: int, members: Sequence[Member]) -> None:
+        """A script has no weights."""
+
+    async def generate(self, requests: Sequence[RolloutRequest]) -> AsyncGenerator[Wave, None]:
         self.requests += requests
-        return [[self._completion(request, number) for number in range(request.n)] for request in requests]
+        yield list(enumerate([self._completion(one, number) for number in range(one.n)] for one in requests))
 
     def _completion(self, request: RolloutRequest, number: int) -> Completion:
         text = self.script(Letters().decode(request.prompt_ids), request, number)

@@ -112,7 +112,7 @@ def test_metrics_have_one_line_a_step_with_every_number_in_its_range(real: Path)
         assert len(line["ratings"]) == 4
         for rating in line["ratings"].values():
             assert rating["lcb"] == pytest.approx(rating["mu"] - 3 * rating["sigma"])
-        assert {"matchmaking", "propose", "solve", "evaluate", "update", "total"} <= set(line["seconds"])
+        assert {"matchmaking", "sync", "propose", "solve", "evaluate", "update", "total"} <= set(line["seconds"])
         assert line["seconds"]["total"] == pytest.approx(
             sum(seconds for phase, seconds in line["seconds"].items() if phase != "total")
         )

@@ -8,6 +8,11 @@
 
 Phase (5) opens the step that follows: a run's last population is then never freshly bred, and a run that is given
 more steps later equals one that had them from the start.
+
+The clock has two phases more than the paper. "sync" is the time until every vLLM replica serves the members' present
+weights, next to nothing where this process samples. "propose" ends with the last proposal's verdict and "solve" with
+the last judged answer: where the engine is done with some requests before others, students begin during "propose", and
+"solve" is what they need beyond it.
 """
 
 import random
@@ -28,7 +33,7 @@ from populora_trainer.population.operators import OPERATORS, breed
 from populora_trainer.population.peft_format import AdapterConfig
 from populora_trainer.population.ratings import Exchange, games, rate
 from populora_trainer.randomness import choices
-from populora_trainer.selfplay import Solution, Tools, cross_evaluate, propose, solve, training_groups
+from populora_trainer.selfplay import Solution, Tools, cross_evaluate, propose, students_at_work, training_groups
 from populora_trainer.storage.checkpoint import Adapter, CheckpointState
 from populora_trainer.tasks.buffer import ProblemBuffer
 
@@ -78,10 +83,13 @@ class Trainer:
                 strategy=spec.matchmaking.strategy,
                 weighting=spec.matchmaking.weighting,
             )
-        with clock("propose"):
-            proposals = await propose(matchups, members, spec, step, self.buffer, self.tools)
-        with clock("solve"):
-            solutions = await solve(proposals, members, spec, step, self.tools)
+        with clock("sync"):
+            await self.tools.engine.follow(self.step, members)
+        async with students_at_work(members, spec, step, self.tools) as students:
+            with clock("propose"):
+                proposals = await propose(matchups, members, spec, step, self.buffer, self.tools, students.begin)
+            with clock("solve"):
+                solutions = await students.finish(proposals)
         with clock("evaluate"):
             rewards = cross_evaluate(proposals, solutions, spec)
             played = games(

@@ -2,9 +2,14 @@
 
 Nothing here changes a weight, a rating or the buffer; `loop.py` does that with what these functions return. Every
 random draw is named by (run seed, step, member, purpose), so a round can be repeated from its step number.
+
+Sampling and judging go on in waves, as the engine is done with requests: a problem reaches its student as soon as the
+verifier has accepted it. What is returned is in the order of what was asked, whatever was done first.
 """
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 
 from populora_api import Spec
@@ -81,11 +86,12 @@ async def propose(
     step: int,
     buffer: ProblemBuffer,
     tools: Tools,
+    accepted: Callable[[Sequence[Proposal]], None] = lambda proposals: None,
 ) -> list[Proposal]:
     """Let every matchup's teacher write `tasks.problemsPerMatchup` problems and have them validated.
 
     The proposals of a matchup are split equally over the task types; each prompt carries references of its own from
-    the buffer and is sampled `training.proposalsPerPrompt` times.
+    the buffer and is sampled `training.proposalsPerPrompt` times. `accepted` is told of valid problems wave by wave.
     """
     per_prompt = spec.training.proposals_per_prompt
     prompts_per_task = spec.tasks.problems_per_matchup // (len(spec.tasks.types) * per_prompt)
@@ -101,19 +107,25 @@ async def propose(
                 prompt_ids = tools.template.encode(tools.tokenizer, tools.template.propose(task, references))
                 requests.append(_request(spec, matchup.teacher, prompt_ids, per_prompt, draw(*name, "propose")))
 
-    proposals = []
-    completions_per_request = await tools.engine.generate(requests)
-    for prompt, ((matchup, task, references), request, completions) in enumerate(
-        zip(asked, requests, completions_per_request, strict=True)
-    ):
-        for completion in completions:
-            text = tools.template.decode(tools.tokenizer, completion.token_ids)
-            finished = completion.finish_reason == "stop"
-            problem = tools.template.parse_proposal(task, text, references) if finished else None
-            proposals.append(
-                Proposal(matchup, task, prompt, request.prompt_ids, completion, text, problem, verdict="malformed")
-            )
-    return await _validate(proposals, spec, buffer, tools)
+    judged: dict[int, list[Proposal]] = {}
+    async with aclosing(tools.engine.generate(requests)) as waves:
+        async for wave in waves:
+            proposals = []
+            for prompt, completions in wave:
+                matchup, task, references = asked[prompt]
+                for completion in completions:
+                    text = tools.template.decode(tools.tokenizer, completion.token_ids)
+                    finished = completion.finish_reason == "stop"
+                    problem = tools.template.parse_proposal(task, text, references) if finished else None
+                    given = requests[prompt].prompt_ids
+                    proposals.append(
+                        Proposal(matchup, task, prompt, given, completion, text, problem, verdict="malformed")
+                    )
+            proposals = await _validate(proposals, spec, buffer, tools)
+            for proposal in proposals:
+                judged.setdefault(proposal.prompt, []).append(proposal)
+            accepted([proposal for proposal in proposals if proposal.valid])
+    return [proposal for prompt in range(len(requests)) for proposal in judged[prompt]]
 
 
 async def solve(
@@ -122,23 +134,65 @@ async def solve(
     spec: Spec,
     step: int,
     tools: Tools,
+    first: int = 0,
 ) -> list[Solution]:
-    """Let the matched student try every valid proposal `training.rolloutsPerProblem` times and judge each try."""
+    """Let the matched student try every valid proposal `training.rolloutsPerProblem` times and judge each try.
+
+    `first` is the number of valid proposals of the round that were given before: the draws are named by that count.
+    """
     valid = [proposal for proposal in proposals if proposal.valid]
     requests = []
-    for number, proposal in enumerate(valid):
+    for number, proposal in enumerate(valid, first):
         teacher, student = members[proposal.matchup.teacher].name, members[proposal.matchup.student].name
         assert proposal.problem is not None
         prompt_ids = tools.template.encode(tools.tokenizer, tools.template.solve(proposal.problem))
         seed = draw(spec.population.seed, step, teacher, student, number, "solve")
         requests.append(_request(spec, proposal.matchup.student, prompt_ids, spec.training.rollouts_per_problem, seed))
     problems = [proposal.problem for proposal in valid if proposal.problem is not None]
-    completions_per_request = await tools.engine.generate(requests)
-    kinds = await judge_completions(problems, completions_per_request, tools)
-    return [
-        Solution(proposal, request.prompt_ids, tuple(completions), kinds_G)
-        for proposal, request, completions, kinds_G in zip(valid, requests, completions_per_request, kinds, strict=True)
-    ]
+    solved: dict[int, Solution] = {}
+    async with aclosing(tools.engine.generate(requests)) as waves:
+        async for wave in waves:
+            tried = [problems[number] for number, _ in wave]
+            kinds = await judge_completions(tried, [completions for _, completions in wave], tools)
+            for (number, completions), kinds_G in zip(wave, kinds, strict=True):
+                solved[number] = Solution(valid[number], requests[number].prompt_ids, tuple(completions), kinds_G)
+    return [solved[number] for number in range(len(valid))]
+
+
+class Students:
+    """The round's students: they try problems while their teachers still write others."""
+
+    def __init__(
+        self, group: asyncio.TaskGroup, members: Sequence[Member], spec: Spec, step: int, tools: Tools
+    ) -> None:
+        self._group = group
+        self._members, self._spec, self._step, self._tools = members, spec, step, tools
+        self._tasks: list[asyncio.Task[list[Solution]]] = []
+        self._begun = 0
+
+    def begin(self, proposals: Sequence[Proposal]) -> None:
+        """Start to solve valid proposals."""
+        if proposals:
+            solving = solve(proposals, self._members, self._spec, self._step, self._tools, self._begun)
+            self._tasks.append(self._group.create_task(solving))
+            self._begun += len(proposals)
+
+    async def finish(self, proposals: Sequence[Proposal]) -> list[Solution]:
+        """Return the solutions of the round's valid proposals, in their order, when all are there."""
+        solutions = {id(solution.proposal): solution for task in self._tasks for solution in await task}
+        return [solutions[id(proposal)] for proposal in proposals if proposal.valid]
+
+
+@asynccontextmanager
+async def students_at_work(
+    members: Sequence[Member], spec: Spec, step: int, tools: Tools
+) -> AsyncGenerator[Students, None]:
+    """Yield the round's students; what fails in one of them ends the round, and no work of theirs outlives it."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            yield Students(group, members, spec, step, tools)
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
 
 
 async def judge_completions(

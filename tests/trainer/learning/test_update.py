@@ -16,7 +16,7 @@ from populora_trainer.learning.advantages import reinforce_plus_plus_baseline
 from populora_trainer.learning.update import Group, Learner, LearnerSettings, can_share_prompts, token_logprobs
 from populora_trainer.population.lora import LoraPopulation
 from populora_trainer.rollout.base_model import weights_digest
-from populora_trainer.rollout.engine import Completion, RolloutRequest
+from populora_trainer.rollout.engine import Completion, RolloutRequest, all_completions
 from populora_trainer.rollout.transformers_engine import TransformersEngine
 
 SETTINGS = LearnerSettings(learning_rate=1e-2)
@@ -279,7 +279,7 @@ def test_a_bandit_is_learned_by_every_member_through_engine_and_learner(
             RolloutRequest(m, (5 + p, 30), 24, 100 * step + 10 * m + p, 1, 1.0) for m in range(2) for p in range(2)
         ]
         groups, solved = [], [[], []]
-        for asked, completions in zip(requests, asyncio.run(engine.generate(requests)), strict=True):
+        for asked, completions in zip(requests, asyncio.run(all_completions(engine, requests)), strict=True):
             rewards = tuple(float(c.token_ids[0] == 10 + asked.member) for c in completions)
             groups.append(Group(asked.member, "student", "code_o", asked.prompt_ids, tuple(completions), rewards))
             solved[asked.member].extend(rewards)

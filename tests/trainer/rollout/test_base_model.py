@@ -14,7 +14,7 @@ from populora_trainer.errors import BaseModelError
 from populora_trainer.nano.tokenizer import build_tokenizer
 from populora_trainer.population.lora import LoraPopulation
 from populora_trainer.rollout.base_model import load_base, use_deterministic_algorithms, weights_digest
-from populora_trainer.rollout.engine import RolloutRequest
+from populora_trainer.rollout.engine import RolloutRequest, all_completions
 from populora_trainer.rollout.transformers_engine import TransformersEngine
 
 
@@ -113,7 +113,7 @@ def test_a_real_pretrained_model_answers_in_its_chat_format(smollm2_folder: Path
     text = base.tokenizer.apply_chat_template(question, add_generation_prompt=True, tokenize=False)
     prompt = tuple(base.tokenizer.encode(text, add_special_tokens=False))
     requests = [RolloutRequest(member, prompt, 1, 0, 16, 0.0) for member in range(2)]
-    (first,), (second,) = asyncio.run(engine.generate(requests))
+    (first,), (second,) = asyncio.run(all_completions(engine, requests))
     assert first.token_ids == second.token_ids  # both are still the base
     assert first.finish_reason == "stop"
     assert "5" in base.tokenizer.decode(first.token_ids)

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from populora_trainer.errors import RolloutError
 from populora_trainer.population.lora import LoraPopulation
-from populora_trainer.rollout.engine import Completion, RolloutRequest
+from populora_trainer.rollout.engine import Completion, RolloutRequest, all_completions
 from populora_trainer.rollout.transformers_engine import TransformersEngine, sample
 
 END, PAD = 1, 0
@@ -22,7 +22,7 @@ def engine_of(population: LoraPopulation, batch_tokens: int = 4096) -> Transform
 
 
 def generate(engine: TransformersEngine, requests: Sequence[RolloutRequest]) -> list[list[Completion]]:
-    return asyncio.run(engine.generate(requests))
+    return asyncio.run(all_completions(engine, requests))
 
 
 def request(

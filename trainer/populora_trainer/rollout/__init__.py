@@ -1,4 +1,5 @@
-"""Sampling from the base model: the engine protocol, the in-process engine, and how a base model is loaded.
+"""Sampling from the base model: the engine protocol, the engine in this process and the one that asks vLLM.
 
-It must not import learning, storage, diagnostics, evaluation, the loop or the command line.
+How a base model is loaded is here too. It must not import learning, diagnostics, evaluation, the loop or the command
+line.
 """

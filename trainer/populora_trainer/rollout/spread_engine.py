@@ -1,12 +1,13 @@
 """Sampling on every rank: requests are spread by their tokens, each rank samples with its own copy of the weights."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from populora_trainer.population.members import Member
 from populora_trainer.ranks.group import Group
 from populora_trainer.ranks.shares import shares
-from populora_trainer.rollout.engine import Completion, RolloutEngine, RolloutRequest
+from populora_trainer.rollout.engine import Completion, RolloutEngine, RolloutRequest, Wave, all_completions
 
 
 class LocalEngine(RolloutEngine, Protocol):
@@ -39,8 +40,11 @@ class SpreadEngine:
         self.engine = engine
         self.group = group
 
-    async def generate(self, requests: Sequence[RolloutRequest]) -> list[list[Completion]]:
-        """Return `n` completions for every request, in the order of the requests.
+    async def follow(self, step: int, members: Sequence[Member]) -> None:
+        """Do nothing: every rank's weights are those that train."""
+
+    async def generate(self, requests: Sequence[RolloutRequest]) -> AsyncGenerator[Wave, None]:
+        """Yield all requests' completions in one wave.
 
         Raises:
             RolloutError: a prompt is longer than the engine takes.
@@ -51,11 +55,15 @@ class SpreadEngine:
         lots = shares(costs, self.group.world.size)
         mine = self.group.scatter([Generate(tuple(requests[index] for index in lot)) for lot in lots])
         found: list[list[Completion]] = [[] for _ in requests]
-        for lot, answers in zip(lots, self.group.gather(await self.engine.generate(mine.requests)), strict=True):
+        for lot, answers in zip(lots, await self._gathered(mine), strict=True):
             for index, completions in zip(lot, answers, strict=True):
                 found[index] = completions
-        return found
+        yield list(enumerate(found))
 
     async def assist(self, command: Generate) -> None:
         """Sample this rank's share."""
-        self.group.gather(await self.engine.generate(command.requests))
+        await self._gathered(command)
+
+    async def _gathered(self, mine: Generate) -> list[list[list[Completion]]]:
+        """Sample this rank's share, and return every rank's."""
+        return self.group.gather(await all_completions(self.engine, mine.requests))

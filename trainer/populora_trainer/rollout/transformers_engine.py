@@ -68,8 +68,7 @@ class TransformersEngine:
         Raises:
             RolloutError: a prompt is longer than `max_prompt_tokens`, or than the model's positions leave room for.
         """
-        positions = getattr(self.population.model.config, "max_position_embeddings", None)
-        refuse_long_prompts(requests, self.max_prompt_tokens, positions)
+        self.check(requests)
         completions: list[list[Completion]] = [[] for _ in requests]
         model, was_training = self.population.model, self.population.model.training
         model.eval()
@@ -81,6 +80,11 @@ class TransformersEngine:
         finally:
             model.train(was_training)
         yield list(enumerate(completions))
+
+    def check(self, requests: Sequence[RolloutRequest]) -> None:
+        """Raise a RolloutError where a request cannot be sampled."""
+        positions = getattr(self.population.model.config, "max_position_embeddings", None)
+        refuse_long_prompts(requests, self.max_prompt_tokens, positions)
 
     def _sample(self, batch: Sequence[_Share]) -> list[list[Completion]]:
         device = self.population.device
