@@ -32,10 +32,14 @@ class Services:
 
     Attributes:
         sandbox_url: of a sandbox service, which then executes all programs; None where the engine does it itself.
+        serving: address of vLLM servers, `http://HOST:PORT`, `HOST:PORT` or `HOST`; None where there are none.
+        sidecar_port: of the sidecars beside them, at the same addresses.
         controlled: whether a controller started the engine; benchmarks are then an affair of its own.
     """
 
     sandbox_url: str | None = None
+    serving: str | None = None
+    sidecar_port: int = 8001
     controlled: bool = False
 
 
@@ -43,15 +47,19 @@ ALONE = Services()
 
 
 def local_refusals(run: PopulationRun, services: Services = ALONE) -> list[Problem]:
-    """Return what a run asks for that is not here: vLLM, benchmarks, RuntimeClasses.
+    """Return what a run asks for that is not here: vLLM without an address, benchmarks, RuntimeClasses.
 
     A local run is refused if there is any; nothing that changes results or isolation is passed over in silence.
     """
     spec = run.spec
     found: list[tuple[str, str]] = []
-    if spec.inference.engine == "VLLM":
+    if spec.inference.engine == "VLLM" and services.serving is None:
         found.append(
-            ("inference.engine", "VLLM needs vLLM pods: Transformers is allowed here, which samples in this process")
+            (
+                "inference.engine",
+                "VLLM needs the address of vLLM servers, which `populora run --serving http://HOST:PORT` or "
+                "POPULORA_SERVING_HOST gives: without it Transformers is allowed, which samples in this process",
+            )
         )
     if spec.base_model.uri.startswith("s3://"):
         found.append(

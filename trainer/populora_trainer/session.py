@@ -1,7 +1,7 @@
 """From a manifest to a trained population: opens the run, builds the trainer, drives it and keeps its records."""
 
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import cast
@@ -14,6 +14,7 @@ from populora_api import (
     PopulationRun,
     Problem,
     Services,
+    Spec,
     changes,
     local_refusals,
     parse_manifest,
@@ -24,6 +25,7 @@ from populora_trainer.diagnostics.metrics import assemble
 from populora_trainer.diagnostics.prometheus import RunMonitor
 from populora_trainer.diagnostics.records import HeldOutRecord, StepMetrics
 from populora_trainer.evaluation.held_out import Sampling, solve_held_out, summarise
+from populora_trainer.learning.mismatch import doubt
 from populora_trainer.learning.update import Learner, LearnerSettings
 from populora_trainer.loop import Trainer
 from populora_trainer.nano.heldout import load_heldout
@@ -31,12 +33,15 @@ from populora_trainer.observations import member_status
 from populora_trainer.population.lora import LoraPopulation
 from populora_trainer.population.members import Member, founders, single_agent, slots
 from populora_trainer.population.peft_format import AdapterConfig
-from populora_trainer.rollout.base_model import load_base, use_deterministic_algorithms
+from populora_trainer.rollout.base_model import Base, load_base, use_deterministic_algorithms
+from populora_trainer.rollout.engine import RolloutEngine
+from populora_trainer.rollout.replicas import ServingAddress
 from populora_trainer.rollout.transformers_engine import TransformersEngine
+from populora_trainer.rollout.vllm_engine import VllmEngine
 from populora_trainer.sandbox import SandboxPool
 from populora_trainer.sandbox.remote import RemoteVerifier
 from populora_trainer.selfplay import Tools
-from populora_trainer.storage.checkpoint import CheckpointState, Manifest, newest_manifest
+from populora_trainer.storage.checkpoint import Adapter, CheckpointState, Manifest, newest_manifest
 from populora_trainer.storage.environment import (
     Environment,
     differences,
@@ -45,6 +50,7 @@ from populora_trainer.storage.environment import (
     record_environment,
 )
 from populora_trainer.storage.logs import last_record
+from populora_trainer.storage.publication import Publication, publish
 from populora_trainer.storage.run import Run, open_store
 from populora_trainer.tasks.problem import Problem as TaskProblem
 from populora_trainer.tasks.templates import template_for
@@ -69,17 +75,20 @@ class Session:
         monitor: what `/metrics` and `/status` show.
     """
 
-    def __init__(self, manifest: PopulationRun, run: Run, trainer: Trainer, events: Events) -> None:
+    def __init__(
+        self, manifest: PopulationRun, run: Run, trainer: Trainer, events: Events, monitor: RunMonitor
+    ) -> None:
         self.manifest = manifest
         self.spec = manifest.spec
         self.run = run
         self.trainer = trainer
         self.events = events
-        self.monitor = RunMonitor(self.spec.training.steps)
+        self.monitor = monitor
         self.resumed: int | None = None
         held_out = self.spec.evaluation.held_out
         self.problems = held_out_problems(held_out.problems)
         self._committed = 0
+        self._doubted = False
 
     def restore(self, latest: tuple[Manifest, CheckpointState]) -> None:
         """Go on from a checkpoint."""
@@ -101,6 +110,10 @@ class Session:
         while self.trainer.step < training.steps and not self.events.stop():
             observed = await self.trainer.train_step()
             step = observed.step
+            doubts = doubt(observed.update.mismatch_M, observed.before, step)
+            if doubts and not self._doubted:
+                self._doubted = True
+                self.events.on_notice(doubts)
             last = step == training.steps
             held_out = await self._evaluate(step) if self._evaluation_due(step) else None
             metrics = observed.metrics(held_out)
@@ -160,6 +173,7 @@ class Session:
         )
         # Before the first step all members are equal: one of them speaks for all.
         solvers = slots(self.trainer.members, "student")[: None if step else 1]
+        await self.trainer.tools.engine.follow(step, self.trainer.members)
         results = await solve_held_out(self.problems, solvers, sampling, self.trainer.tools)
         return summarise(self.problems, {self.trainer.members[slot].name: one for slot, one in results.items()})
 
@@ -208,13 +222,15 @@ def open_session(
             target_modules=spec.adapter.target_modules,
             seed=spec.population.seed,
         )
+        adapter = AdapterConfig(spec.adapter.rank, spec.adapter.alpha, spec.adapter.target_modules, base.uri)
+        monitor = RunMonitor(spec.training.steps)
+
+        def publish_adapters(step: int, members: Sequence[Member]) -> Publication:
+            stored = {member.name: Adapter(population.factors(slot), adapter) for slot, member in enumerate(members)}
+            return publish(run.store, step, stored)
+
         tools = Tools(
-            engine=TransformersEngine(
-                population,
-                end_ids=base.end_ids,
-                pad_id=base.pad_id,
-                max_prompt_tokens=spec.training.max_prompt_tokens,
-            ),
+            engine=_engine(spec, services, base, population, publish_adapters, events.on_notice, monitor),
             verifier=verifier,
             template=template_for(base.tokenizer, base.uri),
             tokenizer=base.tokenizer,
@@ -225,14 +241,42 @@ def open_session(
             population,
             Learner(population, _learner_settings(manifest, members), pad_id=base.pad_id),
             tools,
-            AdapterConfig(spec.adapter.rank, spec.adapter.alpha, spec.adapter.target_modules, base.uri),
+            adapter,
             events.on_phase,
         )
-        session = Session(manifest, run, trainer, events)
+        session = Session(manifest, run, trainer, events, monitor)
         latest = run.latest()
         if latest is not None:
             session.restore(latest)
         yield session
+
+
+def _engine(
+    spec: Spec,
+    services: Services,
+    base: Base,
+    population: LoraPopulation,
+    publish_adapters: Callable[[int, Sequence[Member]], Publication],
+    notice: Callable[[str], None],
+    monitor: RunMonitor,
+) -> RolloutEngine:
+    if spec.inference.engine == "Transformers":
+        return TransformersEngine(
+            population,
+            end_ids=base.end_ids,
+            pad_id=base.pad_id,
+            max_prompt_tokens=spec.training.max_prompt_tokens,
+        )
+    assert services.serving is not None, "a run without an address of vLLM was not refused"
+    return VllmEngine(
+        ServingAddress.parse(services.serving, services.sidecar_port),
+        publish_adapters,
+        end_ids=base.end_ids,
+        max_prompt_tokens=spec.training.max_prompt_tokens,
+        positions=getattr(base.model.config, "max_position_embeddings", None),
+        notice=notice,
+        on_sync=monitor.sync,
+    )
 
 
 def _verifier(limits: Sandbox, service: str | None, allow_missing: Collection[str]) -> SandboxPool | RemoteVerifier:

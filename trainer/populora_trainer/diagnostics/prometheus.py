@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from populora_trainer.diagnostics.records import MemberStatus, RunStatus, StepMetrics
+from populora_trainer.rollout.replicas import Sync
 
 Phase = Literal["Pending", "Provisioning", "Running", "Suspended", "Evaluating", "Completed", "Failed"]
 PHASES: tuple[Phase, ...] = ("Pending", "Provisioning", "Running", "Suspended", "Evaluating", "Completed", "Failed")
@@ -46,6 +47,21 @@ FAMILIES: dict[str, Family] = {
         Family("populora_learner", "gauge", ("statistic",), "Statistics of the step's update."),
         Family("populora_held_out_solve_rate", "gauge", ("task",), "Solve rate of the last held-out evaluation."),
         Family("populora_reference_solve_rate", "gauge", (), "Solve rate of the frozen base on the step's problems."),
+        Family(
+            "populora_adapters_published_step", "gauge", (), "Steps done when adapters were published for vLLM last."
+        ),
+        Family(
+            "populora_adapter_sync_seconds",
+            "gauge",
+            (),
+            "From the last publication until the trainer went on with vLLM serving it; grows while it waits.",
+        ),
+        Family(
+            "populora_serving_replicas",
+            "gauge",
+            ("state",),
+            "vLLM replicas that serve the last publication (synced) and that do not yet (behind).",
+        ),
         Family("populora_tokens_per_second", "gauge", (), "Tokens worked through per second of the last step."),
         Family("populora_phase_seconds", "counter", ("phase",), "Wall time spent in each phase of a step."),
         Family("populora_tokens", "counter", ("purpose",), "Tokens worked through since the process started."),
@@ -70,6 +86,7 @@ class RunMonitor(Collector):
         self._metrics: StepMetrics | None = None
         self._held_out: dict[tuple[str, ...], float | None] = {}
         self._members: list[MemberStatus] = []
+        self._sync: Sync | None = None
         self._durations: deque[float] = deque(maxlen=_ETA_WINDOW)
         self._completed = 0
         self._seconds: Counter[str] = Counter()
@@ -81,6 +98,11 @@ class RunMonitor(Collector):
         """Note the phase of the run."""
         with self._lock:
             self._phase = phase
+
+    def sync(self, sync: Sync) -> None:
+        """Note how far vLLM is with the newest publication."""
+        with self._lock:
+            self._sync = sync
 
     def restore(self, metrics: StepMetrics | None, members: Sequence[MemberStatus]) -> None:
         """Note what a checkpoint says, without counting its step as work of this process."""
@@ -105,7 +127,7 @@ class RunMonitor(Collector):
             step = self._metrics["step"] if self._metrics else 0
             left = max(0, self._steps - step)
             pace = sum(self._durations) / len(self._durations) if self._durations else None
-            return {
+            status: RunStatus = {
                 "phase": self._phase,
                 "step": step,
                 "steps": self._steps,
@@ -116,6 +138,16 @@ class RunMonitor(Collector):
                 "solveRate": self._metrics["solve_rate"]["overall"] if self._metrics else None,
                 "coverage": self._metrics["coverage"] if self._metrics else None,
             }
+            if (sync := self._sync) is not None:
+                status["serving"] = {
+                    "publishedStep": sync.step,
+                    "replicas": sync.replicas,
+                    "synced": sync.synced,
+                    "syncSeconds": round(sync.seconds, 3),
+                    "waiting": sync.waiting,
+                    "message": sync.problem,
+                }
+            return status
 
     def _best(self, role: str) -> str | None:
         of_role = [member for member in self._members if member["role"] in (role, "agent")]
@@ -153,6 +185,12 @@ class RunMonitor(Collector):
                 ("populora_member_generation", float(member["generation"])),
             ):
                 found[name] = {**found.get(name, {}), key: value}
+        if (sync := self._sync) is not None:
+            found |= {
+                "populora_adapters_published_step": {(): sync.step},
+                "populora_adapter_sync_seconds": {(): sync.seconds},
+                "populora_serving_replicas": {("synced",): sync.synced, ("behind",): sync.replicas - sync.synced},
+            }
         if metrics is None:
             return found
         return found | {

@@ -117,6 +117,17 @@ class BestMembers(TypedDict):
     student: str | None
 
 
+class ServingStatus(TypedDict):
+    """How far vLLM is with the adapters that the trainer has published last."""
+
+    publishedStep: int  # training steps that they had
+    replicas: int  # addresses that the serving host has
+    synced: int  # those that serve all of them
+    syncSeconds: float  # from publishing until the trainer went on, or until now
+    waiting: bool  # whether the trainer waits for them
+    message: str  # what keeps a replica from serving them; empty where nothing does
+
+
 class RunStatus(TypedDict):
     """The answer of `/status`; names as in the status of a PopulationRun."""
 
@@ -129,6 +140,7 @@ class RunStatus(TypedDict):
     best: BestMembers
     solveRate: float | None
     coverage: float | None
+    serving: NotRequired[ServingStatus]  # where vLLM samples, from the first publication on
 
 
 class StepMetrics(TypedDict):

@@ -81,7 +81,9 @@ class UpdateMetrics:
         skipped: members whose gradient was not finite; they took none.
         entropy: of the policy, in nats.
         clipped, truncated: share of tokens with a clipped ratio, and with a capped importance weight.
-        mismatch_mean, mismatch_max, mismatch_kl: between trainer and sampling engine, of log-probabilities.
+        mismatch_mean, mismatch_max, mismatch_kl: between trainer and sampling engine, of log-probabilities: mean and
+            largest absolute difference in nats, and the k3 estimate of KL(engine || trainer).
+        mismatch_M: mean absolute difference per member that had tokens, in nats.
         kl_to_base: where kl_coefficient is above 0.
         learned_tokens: tokens of completions that entered the loss.
         computed_tokens: tokens that went through the model, without padding.
@@ -100,6 +102,7 @@ class UpdateMetrics:
     mismatch_mean: float | None
     mismatch_max: float | None
     mismatch_kl: float | None
+    mismatch_M: dict[int, float]
     kl_to_base: float | None
     learned_tokens: int
     computed_tokens: int
@@ -119,6 +122,7 @@ class UpdateMetrics:
             "mismatch_mean": self.mismatch_mean,
             "mismatch_max": self.mismatch_max,
             "mismatch_kl": self.mismatch_kl,
+            "mismatch_worst_member": max(self.mismatch_M.values(), default=None),
             "kl_to_base": self.kl_to_base,
             "updated_members": float(len(self.updated)),
             "skipped_members": float(len(self.skipped)),
@@ -152,6 +156,7 @@ class Sums:
     mismatch_kl: float = 0.0
     kl: float = 0.0
     loss_M: dict[int, float] = field(default_factory=dict)
+    mismatch_M: dict[int, float] = field(default_factory=dict)
 
     def add(self, other: "Sums") -> None:
         """Take in the sums of other micro-batches."""
@@ -163,8 +168,9 @@ class Sums:
         self.mismatch_max = max(self.mismatch_max, other.mismatch_max)
         self.mismatch_kl += other.mismatch_kl
         self.kl += other.kl
-        for member, loss in other.loss_M.items():
-            self.loss_M[member] = self.loss_M.get(member, 0.0) + loss
+        for mine, theirs in ((self.loss_M, other.loss_M), (self.mismatch_M, other.mismatch_M)):
+            for member, value in theirs.items():
+                mine[member] = mine.get(member, 0.0) + value
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,15 +316,20 @@ class Learner:
                 sums.kl += float(kl_T.detach().sum())
             weighted_T = loss_T * weights_M[batch.member_T]
             weighted_T.sum().backward()  # type: ignore[no-untyped-call]
-        loss_M = torch.zeros_like(weights_M).index_add_(0, batch.member_T, weighted_T.detach())
-        for member in dict.fromkeys(batch.members):
-            sums.loss_M[member] = sums.loss_M.get(member, 0.0) + float(loss_M[member])
+        mismatch_T = objective.difference_T.abs()
+        for sums_M, values_T in (
+            (sums.loss_M, weighted_T.detach()),
+            (sums.mismatch_M, mismatch_T * weights_M[batch.member_T]),
+        ):
+            values_M = torch.zeros_like(weights_M).index_add_(0, batch.member_T, values_T)
+            for member in dict.fromkeys(batch.members):
+                sums_M[member] = sums_M.get(member, 0.0) + float(values_M[member])
         sums.tokens += len(batch.target_T)
         sums.entropy += float(entropy_T.sum())
         sums.clipped += float(objective.clipped_T.sum())
         sums.truncated += float(objective.truncated_T.sum())
-        sums.mismatch += float(objective.difference_T.abs().sum())
-        sums.mismatch_max = max(sums.mismatch_max, float(objective.difference_T.abs().max()))
+        sums.mismatch += float(mismatch_T.sum())
+        sums.mismatch_max = max(sums.mismatch_max, float(mismatch_T.max()))
         sums.mismatch_kl += float(objective.mismatch_kl_T.sum())
 
     @property
@@ -360,6 +371,7 @@ class Learner:
             mismatch_mean=mean(sums.mismatch),
             mismatch_max=sums.mismatch_max if sums.tokens else None,
             mismatch_kl=mean(sums.mismatch_kl),
+            mismatch_M=sums.mismatch_M,
             kl_to_base=mean(sums.kl) if self.settings.kl_coefficient else None,
             learned_tokens=sums.tokens,
             computed_tokens=sum(row.length for row in rows),
