@@ -19,7 +19,7 @@ def pinned(name: str) -> dict[str, str]:
     """Return the version of every package of a requirement list; a list without hashes is refused."""
     text = (ROOT / "requirements" / f"{name}.txt").read_text()
     entries = re.findall(r"^([\w.-]+)==(\S+)[^\n]*?((?: \\\n +--hash=sha256:[0-9a-f]{64})+)$", text, re.MULTILINE)
-    assert len(entries) == len(re.findall("==", text)), f"requirements/{name}.txt has lines without hashes"
+    assert len(entries) == len(re.findall(r"^[\w.-]+==", text, re.MULTILINE)), f"requirements/{name}.txt has lines without hashes"
     return {canonicalize_name(package): version for package, version, _ in entries}
 
 

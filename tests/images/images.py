@@ -16,6 +16,7 @@ capabilities, with a read-only root. `environment()` is what the trainer's image
 """
 
 import fcntl
+import gzip
 import hashlib
 import json
 import os
@@ -31,7 +32,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 ROOT = Path(__file__).parents[2]
 VERSION: str = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
@@ -267,7 +268,7 @@ def _export(name: str, path: Path) -> None:
     """Write the image and its sizes; both appear whole or not at all, the image last."""
     scratch = path.with_suffix(".new")
     scratch.unlink(missing_ok=True)
-    _buildah("push", "--disable-compression", name, f"oci-archive:{scratch}:{name}")
+    _buildah("push", name, f"oci-archive:{scratch}:{name}")
     layers = _layers(scratch)
     sizes = path.with_suffix(".json")
     sizes.with_suffix(".new-json").write_text(json.dumps({"size": sum(layers), "added": sum(layers[1:])}))
@@ -276,18 +277,23 @@ def _export(name: str, path: Path) -> None:
 
 
 def _layers(archive: Path) -> list[int]:
-    """Return the bytes of an archive's uncompressed layers, the base's first, which has one."""
+    """Return the bytes of an archive's layers, uncompressed, the base's first, which has one."""
     with tarfile.open(archive) as tar:
 
-        def read(name: str) -> Any:
+        def blob(name: str) -> IO[bytes]:
             file = tar.extractfile(name)
             assert file is not None
-            return json.load(file)
+            return file
 
-        (entry,) = read("index.json")["manifests"]
-        manifest = read("blobs/" + entry["digest"].replace(":", "/"))
-        assert all(layer["mediaType"].endswith(".tar") for layer in manifest["layers"])
-        return [layer["size"] for layer in manifest["layers"]]
+        def place(descriptor: Mapping[str, str]) -> str:
+            return "blobs/" + descriptor["digest"].replace(":", "/")
+
+        (entry,) = json.load(blob("index.json"))["manifests"]
+        sizes = []
+        for layer in json.load(blob(place(entry)))["layers"]:
+            with gzip.open(blob(place(layer))) as content:
+                sizes.append(content.seek(0, os.SEEK_END))
+        return sizes
 
 
 def _base(say: Say) -> str:
