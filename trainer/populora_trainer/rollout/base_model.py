@@ -14,7 +14,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from populora_trainer.errors import BaseModelError
+from populora_trainer.errors import BaseModelError, NoBaseModelError
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -63,7 +63,8 @@ def load_base(uri: str, dtype: str = "bfloat16", *, device: torch.device | str =
         dtype: bfloat16, float16 or float32.
 
     Raises:
-        BaseModelError: the address is not understood, nothing is there, or it is no causal language model.
+        NoBaseModelError: the address is not understood, or nothing is there.
+        BaseModelError: it can't be loaded now, or it is no causal language model.
     """
     if dtype not in DTYPES:
         raise BaseModelError(f"baseModel.dtype is {dtype}; allowed are {', '.join(DTYPES)}")
@@ -122,14 +123,14 @@ def _source(uri: str) -> tuple[Path | str, str | None]:
     if scheme == "file" and rest:
         folder = Path(rest)
         if not (folder / "config.json").is_file():
-            raise BaseModelError(f"baseModel.uri: {uri} has no config.json; name the folder of a saved model")
+            raise NoBaseModelError(f"baseModel.uri: {uri} has no config.json; name the folder of a saved model")
         return folder, None
     if scheme == "hf" and rest.partition("@")[0].count("/") == 1:
         name, _, revision = rest.partition("@")
         return name, revision or None
     if scheme == "s3":
-        raise BaseModelError(f"baseModel.uri: {uri} can't be read yet; allowed are builtin://, file:// and hf://")
-    raise BaseModelError(
+        raise NoBaseModelError(f"baseModel.uri: {uri} can't be read yet; allowed are builtin://, file:// and hf://")
+    raise NoBaseModelError(
         f"baseModel.uri: {uri} is no address of a model; allowed are builtin://nano, builtin://nano-raw, "
         f"file:///FOLDER and hf://Org/Name@revision" + ("" if separator else " (the scheme is missing)")
     )
