@@ -147,6 +147,7 @@ class Trainer:
         for one, child in zip(plan, children, strict=True):
             self.population.set_factors(one.slot, child)
             self.learner.reset(one.slot)
+        self.learner.share()
         self.members = evolution.apply(before, plan)
         return records
 
@@ -180,6 +181,7 @@ class Trainer:
             self.population.set_factors(slot, adapter.factors)
         self.members = tuple(state.members)
         self.learner.load_state(state.optimizer)
+        self.learner.share()
         self.buffer = ProblemBuffer.from_bytes(state.buffer)
         self.archive = Archive.from_bytes(state.archive)
         self.step = step

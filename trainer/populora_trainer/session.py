@@ -4,9 +4,7 @@ import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import cast
-
-import torch
+from typing import TYPE_CHECKING, cast
 
 from populora_api import (
     ALONE,
@@ -21,6 +19,7 @@ from populora_api import (
     resolved_yaml,
 )
 from populora_api.spec import Sandbox
+from populora_trainer.assistance import Begin, Likeness, assist, compare, device_of, environment_of
 from populora_trainer.diagnostics.metrics import assemble
 from populora_trainer.diagnostics.prometheus import RunMonitor
 from populora_trainer.diagnostics.records import HeldOutRecord, StepMetrics
@@ -33,6 +32,8 @@ from populora_trainer.observations import member_status
 from populora_trainer.population.lora import LoraPopulation
 from populora_trainer.population.members import Member, founders, single_agent, slots
 from populora_trainer.population.peft_format import AdapterConfig
+from populora_trainer.ranks.lifeline import Ended
+from populora_trainer.ranks.world import SINGLE, World
 from populora_trainer.rollout.base_model import Base, load_base, use_deterministic_algorithms
 from populora_trainer.rollout.engine import RolloutEngine
 from populora_trainer.rollout.replicas import ServingAddress
@@ -54,6 +55,11 @@ from populora_trainer.storage.publication import Publication, publish
 from populora_trainer.storage.run import Run, open_store
 from populora_trainer.tasks.problem import Problem as TaskProblem
 from populora_trainer.tasks.templates import template_for
+
+if TYPE_CHECKING:
+    from populora_trainer.learning.distributed import SpreadLearner
+    from populora_trainer.ranks.group import Group
+    from populora_trainer.rollout.spread_engine import SpreadEngine
 
 
 @dataclass
@@ -187,6 +193,7 @@ def open_session(
     allow_missing: Collection[str] = (),
     threads: int | None = None,
     services: Services = ALONE,
+    group: "Group | None" = None,
 ) -> Iterator[Session]:
     """Open the run that a manifest describes; everything is released at the end.
 
@@ -197,6 +204,7 @@ def open_session(
         allow_missing: isolation layers that this machine may lack.
         threads: of torch; by default those that the run began with, unless OMP_NUM_THREADS or MKL_NUM_THREADS is set.
         services: what runs elsewhere.
+        group: the ranks that compute, of which this is rank 0; None where it computes alone.
 
     Raises:
         ManifestError: the manifest needs a part that is not here, or does not fit the run that is there.
@@ -210,18 +218,22 @@ def open_session(
         Run.open_or_create(store, resolved_yaml(manifest), check_change=_check_change, from_step=from_step) as run,
         _verifier(spec.sandbox, services.sandbox_url, allow_missing) as verifier,
     ):
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        _settle_environment(run, device, threads, events.on_notice)
+        world = SINGLE if group is None else group.world
+        device = device_of(world, spec.trainer.gpus_per_node if services.controlled else 0)
+        environment = _settle_environment(run, device, world, threads, events.on_notice)
+        if group is not None:
+            group.scatter([Begin(environment.threads)] * world.size)
         base = load_base(spec.base_model.uri, spec.base_model.dtype, device=device)
         members = _members(manifest)
-        population = LoraPopulation(
-            base.model,
-            members=len(members),
-            rank=spec.adapter.rank,
-            alpha=spec.adapter.alpha,
-            target_modules=spec.adapter.target_modules,
-            seed=spec.population.seed,
+        population = _population(spec, len(members), base)
+        settings = _learner_settings(manifest, members)
+        learner = (
+            Learner(population, settings, pad_id=base.pad_id)
+            if group is None
+            else _spread_learner(population, settings, base, group)
         )
+        if group is not None:
+            compare(group.gather(Likeness(environment, base.digest)))
         adapter = AdapterConfig(spec.adapter.rank, spec.adapter.alpha, spec.adapter.target_modules, base.uri)
         monitor = RunMonitor(spec.training.steps)
 
@@ -230,7 +242,7 @@ def open_session(
             return publish(run.store, step, stored)
 
         tools = Tools(
-            engine=_engine(spec, services, base, population, publish_adapters, events.on_notice, monitor),
+            engine=_engine(spec, services, base, population, publish_adapters, events.on_notice, monitor, group),
             verifier=verifier,
             template=template_for(base.tokenizer, base.uri),
             tokenizer=base.tokenizer,
@@ -239,7 +251,7 @@ def open_session(
             spec,
             members,
             population,
-            Learner(population, _learner_settings(manifest, members), pad_id=base.pad_id),
+            learner,
             tools,
             adapter,
             events.on_phase,
@@ -259,14 +271,11 @@ def _engine(
     publish_adapters: Callable[[int, Sequence[Member]], Publication],
     notice: Callable[[str], None],
     monitor: RunMonitor,
+    group: "Group | None",
 ) -> RolloutEngine:
     if spec.inference.engine == "Transformers":
-        return TransformersEngine(
-            population,
-            end_ids=base.end_ids,
-            pad_id=base.pad_id,
-            max_prompt_tokens=spec.training.max_prompt_tokens,
-        )
+        engine = _engine_here(spec, base, population)
+        return engine if group is None else _spread_engine(engine, spec, base, group)
     assert services.serving is not None, "a run without an address of vLLM was not refused"
     return VllmEngine(
         ServingAddress.parse(services.serving, services.sidecar_port),
@@ -277,6 +286,61 @@ def _engine(
         notice=notice,
         on_sync=monitor.sync,
     )
+
+
+def _engine_here(spec: Spec, base: Base, population: LoraPopulation) -> RolloutEngine:
+    return TransformersEngine(
+        population, end_ids=base.end_ids, pad_id=base.pad_id, max_prompt_tokens=spec.training.max_prompt_tokens
+    )
+
+
+def _spread_engine(engine: RolloutEngine, spec: Spec, base: Base, group: "Group") -> "SpreadEngine":
+    from populora_trainer.rollout.spread_engine import SpreadEngine
+
+    positions = getattr(base.model.config, "max_position_embeddings", None)
+    return SpreadEngine(engine, group, max_prompt_tokens=spec.training.max_prompt_tokens, positions=positions)
+
+
+def _spread_learner(
+    population: LoraPopulation, settings: LearnerSettings, base: Base, group: "Group"
+) -> "SpreadLearner":
+    from populora_trainer.learning.distributed import SpreadLearner
+
+    return SpreadLearner(population, settings, pad_id=base.pad_id, group=group)
+
+
+def _population(spec: Spec, members: int, base: Base) -> LoraPopulation:
+    return LoraPopulation(
+        base.model,
+        members=members,
+        rank=spec.adapter.rank,
+        alpha=spec.adapter.alpha,
+        target_modules=spec.adapter.target_modules,
+        seed=spec.population.seed,
+    )
+
+
+async def assist_session(manifest: PopulationRun, group: "Group", services: Services = ALONE) -> Ended:
+    """Compute for the session that rank 0 opens of the same manifest; returns how it ended.
+
+    Raises:
+        PopuloraError: the base cannot be had, or a rank is lost.
+    """
+    spec, world = manifest.spec, group.world
+    device = device_of(world, spec.trainer.gpus_per_node if services.controlled else 0)
+    try:
+        command = group.receive()
+    except Ended as end:
+        return end
+    assert isinstance(command, Begin)
+    use_deterministic_algorithms(command.threads)
+    base = load_base(spec.base_model.uri, spec.base_model.dtype, device=device)
+    members = _members(manifest)
+    population = _population(spec, len(members), base)
+    learner = _spread_learner(population, _learner_settings(manifest, members), base, group)
+    engine = _spread_engine(_engine_here(spec, base, population), spec, base, group)
+    group.gather(Likeness(environment_of(device, world), base.digest))
+    return await assist(group, learner, engine)
 
 
 def _verifier(limits: Sandbox, service: str | None, allow_missing: Collection[str]) -> SandboxPool | RemoteVerifier:
@@ -304,7 +368,9 @@ def refuse(problems: list[Problem]) -> None:
         raise ManifestError(problems)
 
 
-def _settle_environment(run: Run, device: str, threads: int | None, notice: Callable[[str], None]) -> None:
+def _settle_environment(
+    run: Run, device: str, world: World, threads: int | None, notice: Callable[[str], None]
+) -> Environment:
     """Compute as the run did so far, record with what, and say where that is not possible or not wanted."""
     newest = newest_manifest(run.store)
     step = newest.step if newest is not None else 0
@@ -317,19 +383,17 @@ def _settle_environment(run: Run, device: str, threads: int | None, notice: Call
                 f"Computing with {threads} threads on {cores} cores, as this run began; --threads {cores} is faster, "
                 f"but the continuation is then not bit-equal to that of a run that was never stopped"
             )
+    if threads is None and world.size > 1 and not chosen:
+        threads = max(1, len(os.sched_getaffinity(0)) // world.local_size)
     use_deterministic_algorithms(threads)
-    now = Environment(
-        threads=torch.get_num_threads(),
-        torch=torch.__version__,
-        device=torch.cuda.get_device_name() if device == "cuda" else device,
-        instructions=torch.backends.cpu.get_cpu_capability(),
-    )
+    now = environment_of(device, world)
     if before is not None and before != now:
         notice(
             f"From step {step + 1} on, this run is computed with {differences(before, now)}: "
             f"the continuation is not bit-equal to that of a run that was never stopped"
         )
     record_environment(run.store, step, now)
+    return now
 
 
 def _members(manifest: PopulationRun) -> tuple[Member, ...]:
@@ -337,7 +401,7 @@ def _members(manifest: PopulationRun) -> tuple[Member, ...]:
     return single_agent() if manifest.spec.mode == "SingleAgent" else founders(size.teachers, size.students)
 
 
-def _learner_settings(manifest: PopulationRun, members: tuple[Member, ...]) -> LearnerSettings:
+def _learner_settings(manifest: PopulationRun, members: Sequence[Member]) -> LearnerSettings:
     training = manifest.spec.training
     teacher = training.teacher_learning_rate or training.learning_rate
     return LearnerSettings(

@@ -99,8 +99,9 @@ class SpreadLearner(Learner):
     def _step(self, command: Learn) -> Outcome:
         parameters = self.population.parameters()
         # Gradients are views of one flat tensor, into which autograd adds, so that nothing is copied to exchange it.
-        flat = torch.zeros(sum(parameter.numel() for parameter in parameters), device=self.population.device)
-        for parameter, part in zip(parameters, flat.split([one.numel() for one in parameters]), strict=True):
+        sizes = [parameter.numel() for parameter in parameters]
+        flat = torch.zeros(sum(sizes), device=self.population.device)
+        for parameter, part in zip(parameters, torch.split(flat, sizes), strict=True):
             parameter.grad = part.view_as(parameter)
         sums, forwards = self.differentiate(command.rows, command.tokens_M)
         if command.tokens_M:

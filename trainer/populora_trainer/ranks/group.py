@@ -62,7 +62,7 @@ class Group:
             Ended: rank 0 has ended the run.
             RanksError: a rank is lost.
         """
-        command = self._scatter(None)
+        command: object = self._scatter(None)
         if isinstance(command, End):
             raise Ended(command.code, command.reason)
         return command
@@ -141,6 +141,9 @@ def joined(world: World, *, on_gpus: bool) -> Iterator[Group]:
     with lifeline:
         objects = dist.new_group(backend="gloo", timeout=_WHOLE_STEP)
         gradients = dist.new_group(backend="nccl", timeout=_GRADIENTS) if on_gpus else objects
+        # The type has a number for processes that are no part of a group; all are part of these.
+        assert not isinstance(objects, int)
+        assert not isinstance(gradients, int)
         yield Group(world, lifeline, objects, gradients)
 
 

@@ -1,21 +1,20 @@
 """Sampling on every rank: requests are spread by their tokens, each rank samples with its own copy of the weights."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from populora_trainer.population.members import Member
 from populora_trainer.ranks.group import Group
 from populora_trainer.ranks.shares import shares
-from populora_trainer.rollout.engine import Completion, RolloutEngine, RolloutRequest, Wave, all_completions
-
-
-class LocalEngine(RolloutEngine, Protocol):
-    """An engine in this process, which can refuse requests before anyone starts on them."""
-
-    def check(self, requests: Sequence[RolloutRequest]) -> None:
-        """Raise a RolloutError where a request cannot be sampled."""
-        ...
+from populora_trainer.rollout.engine import (
+    Completion,
+    RolloutEngine,
+    RolloutRequest,
+    Wave,
+    all_completions,
+    refuse_long_prompts,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,36 +33,38 @@ class SpreadEngine:
     Args:
         engine: of this rank.
         group: the ranks; only rank 0 calls `generate`, the others `assist` where they are told to.
+        max_prompt_tokens, positions: limits of a prompt, and of prompt and completion, checked before ranks begin.
     """
 
-    def __init__(self, engine: LocalEngine, group: Group) -> None:
+    def __init__(self, engine: RolloutEngine, group: Group, *, max_prompt_tokens: int, positions: int | None) -> None:
         self.engine = engine
         self.group = group
+        self._limits = (max_prompt_tokens, positions)
+        self._one_at_a_time = asyncio.Lock()
 
     async def follow(self, step: int, members: Sequence[Member]) -> None:
-        """Do nothing: every rank's weights are those that train."""
+        """Do as the engine of this rank does; all ranks have the same weights already."""
+        await self.engine.follow(step, members)
 
     async def generate(self, requests: Sequence[RolloutRequest]) -> AsyncGenerator[Wave, None]:
         """Yield all requests' completions in one wave.
 
         Raises:
-            RolloutError: a prompt is longer than the engine takes.
+            RolloutError: a prompt is longer than allowed.
             RanksError: a rank is lost.
         """
-        self.engine.check(requests)
+        refuse_long_prompts(requests, *self._limits)
         costs = [len(request.prompt_ids) + request.n * request.max_tokens for request in requests]
         lots = shares(costs, self.group.world.size)
-        mine = self.group.scatter([Generate(tuple(requests[index] for index in lot)) for lot in lots])
         found: list[list[Completion]] = [[] for _ in requests]
-        for lot, answers in zip(lots, await self._gathered(mine), strict=True):
-            for index, completions in zip(lot, answers, strict=True):
+        async with self._one_at_a_time:
+            mine = self.group.scatter([Generate(tuple(requests[index] for index in lot)) for lot in lots])
+            answers = self.group.gather(await all_completions(self.engine, mine.requests))
+        for lot, completions_of_rank in zip(lots, answers, strict=True):
+            for index, completions in zip(lot, completions_of_rank, strict=True):
                 found[index] = completions
         yield list(enumerate(found))
 
     async def assist(self, command: Generate) -> None:
         """Sample this rank's share."""
-        await self._gathered(command)
-
-    async def _gathered(self, mine: Generate) -> list[list[list[Completion]]]:
-        """Sample this rank's share, and return every rank's."""
-        return self.group.gather(await all_completions(self.engine, mine.requests))
+        self.group.gather(await all_completions(self.engine, command.requests))

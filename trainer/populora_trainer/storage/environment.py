@@ -1,4 +1,4 @@
-"""What a run was computed with: the number of threads, torch and device that its bits depend on.
+"""What a run was computed with: the threads, ranks, torch and device that its bits depend on.
 
 `environment.json` beside `run.yaml` holds one entry for each change, oldest first. It is no part of a checkpoint, whose
 digest says that two states are equal wherever they were computed.
@@ -23,12 +23,14 @@ class Environment:
         torch: version.
         device: `cpu`, or the accelerator's name.
         instructions: widest vector instructions of the processor that torch uses, e.g. `AVX512`.
+        ranks: number of processes that share a step; sums are split by it as well.
     """
 
     threads: int
     torch: str
     device: str
     instructions: str
+    ranks: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +55,8 @@ def read_environments(store: ObjectStore) -> tuple[Entry, ...]:
         return tuple(_entry(**values) for values in json.loads(data))
     except (ValueError, TypeError) as error:
         raise StorageError(
-            f"{store.location}/{ENVIRONMENT} is damaged: it must be a list of after_step, threads, torch, device and "
-            f"instructions; once it is deleted, the run goes on with this machine's number of threads"
+            f"{store.location}/{ENVIRONMENT} is damaged: it must be a list of after_step, threads, torch, device, "
+            f"instructions and ranks; once it is deleted, the run goes on with this machine's number of threads"
         ) from error
 
 
@@ -87,7 +89,7 @@ def differences(before: Environment, now: Environment) -> str:
     )
 
 
-def _entry(after_step: int, threads: int, torch: str, device: str, instructions: str) -> Entry:
-    if not (isinstance(after_step, int) and isinstance(threads, int) and threads > 0):
+def _entry(after_step: int, threads: int, torch: str, device: str, instructions: str, ranks: int = 1) -> Entry:
+    if not (isinstance(after_step, int) and all(isinstance(one, int) and one > 0 for one in (threads, ranks))):
         raise ValueError
-    return Entry(after_step, Environment(threads, str(torch), str(device), str(instructions)))
+    return Entry(after_step, Environment(threads, str(torch), str(device), str(instructions), ranks))
