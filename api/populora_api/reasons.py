@@ -74,8 +74,8 @@ _ALL = (
     ReasonInfo(
         "NodeFault",
         ("TrainersReady", "Progressing", "Event"),
-        "A trainer pod was preempted, evicted or lost with its node; it starts again at its last checkpoint. "
-        "Not counted.",
+        "A trainer pod was preempted, evicted or lost with its node; it starts again at its last checkpoint, for half "
+        "an hour rather on nodes that have not failed it. Not counted.",
         "Nothing, unless it happens again and again; the message names the node.",
     ),
     ReasonInfo(
@@ -211,7 +211,8 @@ _ALL = (
     ReasonInfo(
         "EvaluationFailed",
         ("Failed", "Event"),
-        "Training is complete and the evaluation failed; adapters and checkpoints are in storage.",
+        "An evaluation failed; adapters and checkpoints are in storage. The last one's failure fails the run; an "
+        "earlier one's is told by an Event, and the run goes on.",
         "Read the message; `populora evaluate` can be run on the stored run by hand.",
     ),
     # Events

@@ -119,6 +119,17 @@ IMMUTABLE: tuple[str, ...] = ("mode", "baseModel", "population", "adapter", "sto
 IMMUTABLE_CEL = "self == oldSelf"
 IMMUTABLE_ALLOWED = "the value that the run was created with; make a new run to change it"
 
+STEPS_CEL = (
+    "self.spec.training.steps == oldSelf.spec.training.steps || !has(oldSelf.status) || !has(oldSelf.status.phase) || "
+    "oldSelf.status.phase != 'Completed'"
+)
+"""A transition rule of the whole object: steps that are asked of a run that is complete would never be taken."""
+
+STEPS_ALLOWED = (
+    "the value that the run has completed with; make a run of another name with the same storage.uri, which goes on at "
+    "the last checkpoint"
+)
+
 
 def broken_rules(spec: Spec) -> list[Rule]:
     """Return the rules that the spec breaks, in their order above."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from populora_api.fields import shortest_numbers
 from populora_api.resource import API_VERSION, GROUP, KIND, RUN_NAME, RUN_NAME_LENGTH, VERSION, PopulationRun
-from populora_api.rules import IMMUTABLE, IMMUTABLE_ALLOWED, IMMUTABLE_CEL, RULES
+from populora_api.rules import IMMUTABLE, IMMUTABLE_ALLOWED, IMMUTABLE_CEL, RULES, STEPS_ALLOWED, STEPS_CEL
 
 Schema = dict[str, Any]
 """A node of an OpenAPI schema; its keys decide the types of its values."""
@@ -65,7 +65,8 @@ def custom_resource_definition() -> Schema:
                 "rule": f"size(self.metadata.name) <= {RUN_NAME_LENGTH} && "
                 + RUN_NAME.cel.replace("self", "self.metadata.name", 1),
                 "message": f"metadata.name: {RUN_NAME.allowed}",
-            }
+            },
+            {"rule": STEPS_CEL, "message": STEPS_ALLOWED, "fieldPath": ".spec.training.steps"},
         ],
     }
     return {

@@ -74,6 +74,13 @@ class Condition(Model):
     last_transition_time: datetime = Field(description="When status last changed.", examples=["2000-01-01T00:00:00Z"])
 
 
+class FailedNode(Model):
+    """A node that has failed the trainer: it refused, evicted or lost a pod, or its hardware broke one."""
+
+    name: str = Field(min_length=1, max_length=253, description="Name of the node.", examples=["node-7"])
+    at: datetime = Field(description="When it did.", examples=["2000-01-01T00:00:00Z"])
+
+
 class Status(Model):
     """Where the run stands. Written by the controller only."""
 
@@ -86,6 +93,9 @@ class Status(Model):
         default=None, ge=0, le=2**53, description="Seconds to the last step at the present speed."
     )
     attempts: int | None = Field(default=None, ge=0, le=1_000_000, description="Trainer starts that counted as tries.")
+    failed_nodes: Annotated[tuple[FailedNode, ...], Field(max_length=8), Unique("name")] | None = Field(
+        default=None, description="Nodes that have failed the trainer; for half an hour it prefers others."
+    )
     gpus: int | None = Field(default=None, ge=0, le=1_000_000, description="GPUs that the run's pods ask for.")
     active_seconds: int | None = Field(
         default=None,

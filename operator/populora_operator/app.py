@@ -27,7 +27,7 @@ from populora_operator.reconciler import AgainError, Reconciler
 from populora_operator.servers import serve
 from populora_operator.settings import VERSION, Settings
 from populora_operator.store import Store
-from populora_operator.watches import ChildWatch
+from populora_operator.watches import ChildWatch, NamespaceWatch
 
 logger = logging.getLogger(__name__)
 
@@ -127,6 +127,7 @@ class Controller:
         self._metrics, self._health, self._take_signals = metrics, health, take_signals
         self._store, self._runs = Store(), set[Key]()
         self._watches: list[ChildWatch] = []
+        self._leaving = set[str]()
         self._monitors = Discovery(cluster, POD_MONITOR)
         self._term: tuple[WorkQueue, Reconciler] | None = None
 
@@ -136,6 +137,9 @@ class Controller:
             for kind in (*CHILDREN, POD):
                 if kind is not POD_MONITOR:
                     self._watch_kind(tasks, kind)
+            for namespace in self._settings.namespaces or (None,):
+                watch = NamespaceWatch(self._cluster, namespace, self._leaving, self._health, self._namespace_leaves)
+                tasks.create_task(watch.run())
             tasks.create_task(self._watch_monitors(tasks))
             tasks.create_task(self._watch_runs())
 
@@ -151,6 +155,7 @@ class Controller:
                 Reader(session),
                 self._settings,
                 facts=lambda: Facts(pod_monitors=self._monitors.served),
+                leaving=self._leaving.__contains__,
             )
             await self._monitors.looked.wait()
             await asyncio.gather(*(watch.listed.wait() for watch in self._watches))
@@ -176,6 +181,12 @@ class Controller:
     def _child_changed(self, key: Key) -> None:
         if self._term is not None:
             self._term[0].add(key)
+
+    def _namespace_leaves(self, namespace: str) -> None:
+        if self._term is not None:
+            for key in self._runs:
+                if key[0] == namespace:
+                    self._term[0].add(key)
 
     def _run_changed(self, key: Key, version: str) -> None:
         (self._runs.add if version else self._runs.discard)(key)

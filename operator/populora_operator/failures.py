@@ -15,6 +15,12 @@ _IMAGE_REASONS = frozenset(
     | {"RegistryUnavailable", "SignatureValidationFailed"}
 )
 _START_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "StartError"})
+_ASKED_FOR = frozenset({"PreemptionByScheduler", "Preempting", "EvictionByEvictionAPI"})
+"""Disruptions that say nothing against the node."""
+
+_HARDWARE = re.compile(r"\bXid\b|uncorrectable ECC|fallen off the bus|NVLink error", re.IGNORECASE)
+"""How programs tell that a GPU is broken. Such a failure counts: a program can say anything."""
+
 _STARTING = frozenset({"", "ContainerCreating", "PodInitializing"})
 
 
@@ -27,12 +33,14 @@ class Failure:
         message: a sentence for a person.
         charged: it counts against spec.retries.
         final: trying again is of no use.
+        node: the node that is to blame, empty where none is known to be.
     """
 
     reason: str
     message: str
     charged: bool = True
     final: bool = False
+    node: str = ""
 
 
 def of_job(job: Job, pods: Sequence[Pod], container: str = "trainer") -> Failure:
@@ -61,7 +69,7 @@ def of_job(job: Job, pods: Sequence[Pod], container: str = "trainer") -> Failure
         if end.exit_reason == "OOMKilled":
             return Failure("OOMKilled", f"{pod.name}: the container {end.name} used more memory than its limit.")
     for pod, end in ends:
-        return Failure("TrainerFailed", _said(pod, end))
+        return Failure("TrainerFailed", _said(pod, end), node=pod.node if _HARDWARE.search(end.exit_message) else "")
     return Failure("TrainerFailed", _sentence(f"{job.name}: {message or reason or 'the Job failed'}"))
 
 
@@ -113,7 +121,8 @@ def _of_pod(pod: Pod, credentials: str | None) -> Failure | None:
 def _node_fault(pod: Pod) -> Failure:
     reason, message = pod.disrupted or (pod.reason, pod.message)
     where = f" on node {pod.node}" if pod.node else ""
-    return Failure("NodeFault", _sentence(f"{pod.name}{where}: {reason}: {message or pod.message}"), charged=False)
+    words = _sentence(f"{pod.name}{where}: {reason}: {message or pod.message}")
+    return Failure("NodeFault", words, charged=False, node="" if reason in _ASKED_FOR else pod.node)
 
 
 def _said(pod: Pod, end: Container) -> str:

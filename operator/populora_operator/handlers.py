@@ -9,7 +9,7 @@ import kopf
 from kubernetes.aio.client.configuration import Configuration
 
 from populora_operator.cluster.kinds import RUN
-from populora_operator.cluster.kubernetes import connector
+from populora_operator.cluster.kubernetes import REQUEST_SECONDS, connector
 from populora_operator.cluster.port import UnavailableError
 from populora_operator.watches import WATCH_SECONDS
 
@@ -41,6 +41,7 @@ def registry(enqueue: Enqueue, login: Callable[[], Awaitable[kopf.AiohttpSession
         settings.watching.connect_timeout = 5.0
         settings.watching.reconnect_backoff = 0.5
         settings.watching.chunk_size = 500
+        settings.networking.request_timeout = SILENCE_SECONDS
         settings.networking.error_backoffs = (0.5, 1, 2, 4, 8, 15)
         settings.queueing.idle_timeout = 1.0
         settings.queueing.exit_timeout = 0.5
@@ -81,10 +82,13 @@ class Session:
     async def _listen(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        response = await handler(request)
+        watches = request.url.query.get("watch") == "true"
+        # The server answers a watch at once, however long it has nothing to tell.
+        async with asyncio.timeout(REQUEST_SECONDS if watches else None):
+            response = await handler(request)
         if response.status < 400 and RUN.plural in request.url.path:
             self._on_life()
-            if request.url.query.get("watch") == "true":
+            if watches:
                 response.content = _Heard(response.content, self._on_life)  # type: ignore[assignment]
         return response
 

@@ -14,11 +14,11 @@ Nothing else is remembered, so a controller that is killed anywhere goes on wher
   written together.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import Enum, auto
 
-from populora_api.status import EvaluationResult
+from populora_api.status import EvaluationResult, FailedNode
 from populora_operator import failures, names
 from populora_operator.builders.context import Context
 from populora_operator.failures import Failure
@@ -31,6 +31,10 @@ CLEANUP_TRIES = 3
 FIRST_RETRY = timedelta(seconds=10)
 LAST_RETRY = timedelta(minutes=5)
 """Pause before an attempt that follows a failure: it doubles with each."""
+
+AVOIDANCE = timedelta(minutes=30)
+AVOIDED_NODES = 8
+"""For how long, and how many of, the nodes that have failed the trainer are avoided."""
 
 
 class Stage(Enum):
@@ -61,6 +65,7 @@ class Decision:
         evaluated: last step whose evaluation has ended.
         scores: of evaluations that have just ended.
         evaluation_failure: why the evaluation that has just ended failed.
+        failed_nodes: nodes that have failed the trainer, newest last.
     """
 
     stage: Stage
@@ -72,6 +77,11 @@ class Decision:
     evaluated: int | None = None
     scores: tuple[EvaluationResult, ...] = ()
     evaluation_failure: Failure | None = None
+    failed_nodes: tuple[FailedNode, ...] = ()
+
+    def avoids(self, now: datetime) -> tuple[str, ...]:
+        """Return the nodes that the trainer should rather not run on."""
+        return tuple(node.name for node in self.failed_nodes if now - node.at < AVOIDANCE)
 
 
 def decide(subject: Subject, context: Context | None, observed: Observed, step: int | None, now: datetime) -> Decision:
@@ -98,18 +108,25 @@ def decide(subject: Subject, context: Context | None, observed: Observed, step: 
     if (late := _too_late(subject, context, now)) is not None:
         return Decision(Stage.FAILED, attempt, late, evaluated=evaluated)
     job = _own_job(subject, observed, names.trainer_job(subject.name, attempt))
-    done = job is not None and job.complete and not _asked_for_more(subject, context, job, step)
-    if subject.status.phase == "Evaluating" or done:
-        return _after_training(subject, context, observed, attempt)
+    if _is_trained(subject, context, job, step):
+        return _after_training(subject, context, observed, attempt, step)
     if context.spec.suspend:
         return Decision(Stage.SUSPENDED, attempt, evaluated=evaluated)
     return _training(subject, context, observed, job, attempt, step, now)
 
 
-def _asked_for_more(subject: Subject, context: Context, job: Job, step: int | None) -> bool:
-    """Whether a trainer has done all steps of its manifest while more were asked for."""
-    reached = step if step is not None else subject.status.step or 0
-    return job.digest != context.training_digest and reached < context.spec.training.steps
+def _is_trained(subject: Subject, context: Context, job: Job | None, step: int | None) -> bool:
+    """Whether the trainer has done all steps, also those that were added as it ended or while it is evaluated."""
+    if subject.status.phase != "Evaluating" and (job is None or not job.complete):
+        return False
+    if job is not None and job.digest == context.training_digest:
+        return True
+    return _reached(subject, step) >= context.spec.training.steps
+
+
+def _reached(subject: Subject, step: int | None) -> int:
+    """Return the last step that is known to be done: the trainer's last word may have been missed, or forgotten."""
+    return max(step or 0, subject.status.step or 0)
 
 
 def has_ended(subject: Subject) -> bool:
@@ -187,8 +204,10 @@ def _training(
     evaluation = _evaluation_on_the_way(subject, context, observed, step)
     failure: Failure | None = None
     restart, not_before = False, None
+    failed_nodes = subject.status.failed_nodes or ()
     if job is not None and job.failed is not None:
         failure = failures.of_job(job, observed.pods_of(job))
+        failed_nodes = _with_node(failed_nodes, failure.node, job.failed_at)
         if not failure.charged:
             # A node that takes pods and drops them at once must not be fed with one pod after the other.
             not_before = _after(job, FIRST_RETRY)
@@ -212,27 +231,34 @@ def _training(
         evaluation.evaluated,
         evaluation.scores,
         evaluation.evaluation_failure,
+        failed_nodes,
     )
+
+
+def _with_node(known: tuple[FailedNode, ...], name: str, at: str | None) -> tuple[FailedNode, ...]:
+    if not name or not at:
+        return known
+    others = [node for node in known if node.name != name]
+    return (*others, FailedNode(name=name, at=datetime.fromisoformat(at)))[-AVOIDED_NODES:]
 
 
 def _evaluation_on_the_way(subject: Subject, context: Context, observed: Observed, step: int | None) -> Decision:
     """Decide on evaluations while training goes on: the newest due step, one at a time."""
     spec, done = context.spec, subject.status.evaluated_step
-    every = spec.evaluation.every_steps
-    if not spec.evaluation.suites or not every:
+    if not spec.evaluation.suites:
         return Decision(Stage.TRAINING, evaluated=done)
-    reached = step if step is not None else subject.status.step or 0
-    due = reached // every * every
-    running = [
-        number
-        for job in observed.jobs
-        if job.owner == subject.uid and (number := names.step_of(subject.name, job.name)) is not None
-        if number > (done or 0)
-    ]
-    due = min(running, default=due)
+    every, reached = spec.evaluation.every_steps, step if step is not None else subject.status.step or 0
+    # One that has begun is waited for, also where it was the last one until steps were added.
+    due = min(_begun_evaluations(subject, observed), default=reached // every * every if every else 0)
     if due <= (done or 0) or due >= spec.training.steps:
         return Decision(Stage.TRAINING, evaluated=done)
     return _evaluation(subject, observed, due, done)
+
+
+def _begun_evaluations(subject: Subject, observed: Observed) -> list[int]:
+    """Return the steps with an evaluation whose end is not recorded yet."""
+    steps = [names.step_of(subject.name, job.name) for job in observed.jobs if job.owner == subject.uid]
+    return [step for step in steps if step is not None and step > (subject.status.evaluated_step or 0)]
 
 
 def _evaluation(subject: Subject, observed: Observed, step: int, done: int | None) -> Decision:
@@ -247,15 +273,19 @@ def _evaluation(subject: Subject, observed: Observed, step: int, done: int | Non
     return Decision(Stage.EVALUATING, evaluated=step, evaluation_failure=failure)
 
 
-def _after_training(subject: Subject, context: Context, observed: Observed, attempt: int) -> Decision:
-    done, last = subject.status.evaluated_step, context.spec.training.steps
+def _after_training(subject: Subject, context: Context, observed: Observed, attempt: int, told: int | None) -> Decision:
+    # Fewer steps may have been asked for when more were done: the members are those of the last one.
+    done, last = subject.status.evaluated_step, max(context.spec.training.steps, _reached(subject, told))
     if not context.spec.evaluation.suites or (done is not None and done >= last):
         return Decision(Stage.COMPLETED, attempt, evaluated=done)
     if context.spec.suspend:
         return Decision(Stage.SUSPENDED, attempt, evaluated=done)
-    evaluation = _evaluation(subject, observed, last, done)
+    step = min([last, *_begun_evaluations(subject, observed)])
+    evaluation = _evaluation(subject, observed, step, done)
+    if evaluation.evaluate is None and step < last:
+        evaluation = replace(evaluation, evaluate=last)
     if evaluation.evaluate is not None:
-        return Decision(Stage.EVALUATING, attempt, evaluate=last, evaluated=done)
+        return replace(evaluation, attempt=attempt)
     if evaluation.evaluation_failure is not None:
         return Decision(Stage.FAILED, attempt, evaluation.evaluation_failure, evaluated=last)
-    return Decision(Stage.COMPLETED, attempt, evaluated=last, scores=evaluation.scores)
+    return replace(evaluation, stage=Stage.COMPLETED, attempt=attempt)

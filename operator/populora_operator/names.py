@@ -7,6 +7,9 @@ Component = Literal["config", "trainer", "serving", "sandbox", "evaluation", "cl
 CHILDREN_MANAGER = "populora-controller"
 """Field manager of children and of the run's finalizers."""
 
+ADOPTION_MANAGER = "populora-adoption"
+"""Field manager of the labels and the owner that are given back to a Job; what it was made with stays as it is."""
+
 STATUS_MANAGER = "populora-status"
 """Field manager of the run's status."""
 

@@ -75,6 +75,13 @@ RULES: tuple[Rule, ...] = (
         ("list", "create", "patch"),
         "tell a person what happened to a run; learn why a Job's pods are refused, which nothing else says",
     ),
+    Rule(
+        "runs",
+        "",
+        ("namespaces",),
+        ("watch",),
+        "let go of runs that wait for a clean-up when their namespace is deleted, before a Role in it is",
+    ),
     Rule("lease", "coordination.k8s.io", ("leases",), ("get", "create", "update"), "let one replica lead at a time"),
 )
 

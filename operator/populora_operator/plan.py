@@ -233,7 +233,8 @@ def _training(subject: Subject, context: Context, decision: Decision, observed: 
     elif pods and not (job is not None and job.owner is None):
         waits = _waits_for(pods)
     elif decision.not_before is None or now >= decision.not_before:
-        jobs.append(wanted(partial(trainer_job, context, decision.attempt), once=True))
+        build = partial(trainer_job, context, decision.attempt, avoid=decision.avoids(now))
+        jobs.append(wanted(build, once=True))
     if decision.evaluate is not None:
         jobs.append(wanted(partial(evaluation_job, context, decision.evaluate), once=True))
     return Desired((*_standing(context), *jobs), kept, waits=waits)
@@ -249,7 +250,8 @@ def _waits_for(pods: Sequence[Pod]) -> str | None:
 
 def _last_attempts(subject: Subject, decision: Decision, observed: Observed) -> frozenset[Where]:
     """Return the Jobs whose pods a person may want to read: the last failed attempt and the last evaluation."""
-    steps = [step for job in observed.jobs if (step := names.step_of(subject.name, job.name)) is not None]
+    numbered = [(names.step_of(subject.name, job.name), job) for job in observed.jobs]
+    steps = [step for step, job in numbered if step is not None and (job.finished or step == decision.evaluate)]
     found = {(JOB.kind, names.trainer_job(subject.name, decision.attempt - 1))}
     if steps:
         found.add((JOB.kind, names.evaluation_job(subject.name, max(steps))))

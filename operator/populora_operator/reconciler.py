@@ -69,6 +69,7 @@ class Reconciler:
         settings: Settings,
         *,
         facts: Callable[[], Facts] = Facts,
+        leaving: Callable[[str], bool] = lambda namespace: False,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         clock: Callable[[], float] | None = None,
     ):
@@ -80,11 +81,12 @@ class Reconciler:
             reader: asks trainers.
             settings: of the controller.
             facts: what the cluster is like now.
+            leaving: whether a namespace is being deleted.
             now: the time.
             clock: monotonic seconds; the event loop's by default.
         """
         self._cluster, self._store, self._reader, self._settings = cluster, store, reader, settings
-        self._facts, self._now = facts, now
+        self._facts, self._leaving, self._now = facts, leaving, now
         self._clock = clock or (lambda: asyncio.get_running_loop().time())
         self._writer = Writer(cluster, store)
         self._memory: dict[Key, RunMemory] = {}
@@ -238,7 +240,7 @@ class Reconciler:
         }
         written = await self._cluster.apply(RUN, item, manager=names.STATUS_MANAGER, subresource="status")
         self._know(memory, read(written))
-        for note in (*turns(subject.status, status), *_charged(situation)):
+        for note in (*turns(subject.status, status), *_charged(situation), *_evaluated(situation)):
             await self._tell(memory, subject, note)
         assert memory.subject is not None
         return memory.subject
@@ -276,12 +278,15 @@ class Reconciler:
     # Finalizer, deletion, expiry
 
     async def _keep_finalizer(self, memory: RunMemory, subject: Subject) -> Subject:
-        """Hold the run's deletion exactly if what it stores is to be deleted first."""
-        if subject.run is None:
+        """Hold the run's deletion exactly if what it stores is to be deleted first, and can be."""
+        leaving = self._leaving(subject.namespace)
+        if subject.run is None and not leaving:
             return subject
-        wanted = subject.run.spec.deletion_policy == "Delete"
+        wanted = subject.run is not None and subject.run.spec.deletion_policy == "Delete" and not leaving
         if wanted == subject.held:
             return subject
+        if leaving:
+            await self._tell(memory, subject, _left_behind(memory.context))
         return await self._set_finalizers(memory, subject, [names.FINALIZER] if wanted else [])
 
     async def _set_finalizers(self, memory: RunMemory, subject: Subject, finalizers: list[str]) -> Subject:
@@ -317,9 +322,9 @@ class Reconciler:
             return Note("Normal", "CleanupAbandoned", "spec.deletionPolicy is Retain: what is stored is left as it is.")
         if context is None:
             return Note("Warning", "CleanupAbandoned", "The spec is not valid: what is stored is left as it is.")
+        if outcome.terminating or self._leaving(subject.namespace):
+            return _left_behind(context)
         uri = context.spec.storage.uri
-        if outcome.terminating:
-            return Note("Warning", "CleanupAbandoned", f"The namespace is being deleted: {uri} is left as it is.")
         jobs = [job for job in observed.jobs if names.cleanup_number_of(subject.name, job.name) is not None]
         if any(job.complete for job in jobs):
             return Note("Normal", "CleanupDone", f"{uri} is deleted.")
@@ -376,12 +381,25 @@ class Reconciler:
         return max(least, min((pace or 0.0) / 4, 30.0))
 
 
+def _left_behind(context: Context | None) -> Note:
+    """Return what is said of a run whose namespace is being deleted, in which no clean-up can be started."""
+    what = context.spec.storage.uri if context is not None else "what is stored"
+    return Note("Warning", "CleanupAbandoned", f"The namespace is being deleted: {what} is left as it is.")
+
+
 def _charged(situation: Situation) -> Iterable[Note]:
     """Yield the failure that has just been charged, if one has."""
     decision, failure = situation.decision, situation.decision.failure
     if decision.stage is not Stage.TRAINING or failure is None or not failure.charged:
         return
     if decision.attempt != situation.subject.status.attempts:
+        yield Note("Warning", failure.reason, failure.message)
+
+
+def _evaluated(situation: Situation) -> Iterable[Note]:
+    """Yield the failure of an evaluation before the last one, if one has just ended: the run goes on without it."""
+    decision = situation.decision
+    if decision.stage in (Stage.TRAINING, Stage.EVALUATING) and (failure := decision.evaluation_failure) is not None:
         yield Note("Warning", failure.reason, failure.message)
 
 

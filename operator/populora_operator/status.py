@@ -22,7 +22,7 @@ from populora_api.status import (
 from populora_operator import failures, names
 from populora_operator.builders.context import Context
 from populora_operator.failures import Failure
-from populora_operator.lifecycle import Decision, Stage, active_seconds, live_pods
+from populora_operator.lifecycle import Decision, Stage, active_seconds, has_ended, live_pods
 from populora_operator.observed import Deployment, Job, Observed
 from populora_operator.progress import Member, Progress
 from populora_operator.subject import Subject
@@ -118,10 +118,11 @@ def compute(situation: Situation) -> Status:
             phase=phase,
             reason=_reason(phase, verdicts),
             step=old.step,
-            steps=situation.context.spec.training.steps if situation.context is not None else old.steps,
+            steps=_steps(situation),
             progress_percent=old.progress_percent,
             estimated_seconds_remaining=old.estimated_seconds_remaining,
             attempts=old.attempts if stage in (Stage.INVALID, Stage.BLOCKED) else situation.decision.attempt,
+            failed_nodes=situation.decision.failed_nodes or old.failed_nodes,
             gpus=_gpus(situation),
             active_seconds=_active_seconds(situation, verdicts),
             evaluated_step=situation.decision.evaluated,
@@ -401,13 +402,30 @@ def _evaluation(
     return scores or None
 
 
+def _steps(s: Situation) -> int | None:
+    """Return the steps that are asked for; what is asked of a run that has ended is not heeded any more."""
+    if s.context is None or has_ended(s.subject):
+        return s.subject.status.steps
+    return s.context.spec.training.steps
+
+
+def _percent(step: int, steps: int | None) -> float:
+    return round(100.0 * min(1.0, step / steps), 2) if steps else 100.0
+
+
 def _with_progress(status: Status, s: Situation) -> Status:
     """Return the status with what the trainer has told, if it has told of a step that is not in the status yet."""
     progress, old = s.heartbeat.progress, s.subject.status
+    if has_ended(s.subject):
+        return status
     ended = s.decision.stage in (Stage.EVALUATING, Stage.COMPLETED)
     if ended:
-        done = {"step": status.steps, "progress_percent": 100.0, "estimated_seconds_remaining": 0}
+        step = max(status.steps or 0, old.step or 0, progress.step if progress is not None else 0)
+        done = {"step": step, "progress_percent": 100.0, "estimated_seconds_remaining": 0}
         status = status.model_copy(update=done)
+    elif status.steps != old.steps and old.step is not None:
+        share = {"progress_percent": _percent(old.step, status.steps), "estimated_seconds_remaining": None}
+        status = status.model_copy(update=share)
     if progress is None or (progress.step == old.step and old.members is not None and status.steps == old.steps):
         return status
     steps = status.steps or progress.steps
@@ -416,7 +434,7 @@ def _with_progress(status: Status, s: Situation) -> Status:
     remaining = progress.estimated_seconds_remaining if pace is None else pace * left
     told = {
         "step": min(progress.step, 1_000_000),
-        "progress_percent": round(100.0 * min(1.0, progress.step / steps), 2) if steps else 100.0,
+        "progress_percent": _percent(progress.step, steps),
         "estimated_seconds_remaining": None if remaining is None else round(remaining),
         "members": tuple(_members(progress.members, s.context)) or old.members,  # a short answer leaves them out
         "best": Best(teacher=progress.best.teacher, student=progress.best.student),

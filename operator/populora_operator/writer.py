@@ -18,7 +18,7 @@ from populora_operator.cluster.port import (
 )
 from populora_operator.failures import Failure
 from populora_operator.memory import RunMemory
-from populora_operator.names import CHILDREN_MANAGER
+from populora_operator.names import ADOPTION_MANAGER, CHILDREN_MANAGER
 from populora_operator.observed import child
 from populora_operator.plan import Change
 from populora_operator.store import Store
@@ -114,13 +114,21 @@ class Writer:
             applied = memory.applied.get(change.where)
             made = applied is not None and applied.uid == metadata["uid"]
             if subject.uid in owners or (not owners and (made or (kind is not JOB and _is_ours(metadata)))):
-                return await self._repair(kind, manifest, metadata["uid"])
+                give_back = self._adopt if kind is JOB else self._repair
+                return await give_back(kind, manifest, metadata["uid"])
             raise NameTakenError(f"The {kind.kind} {name} exists and belongs to something else.")
         raise ConflictError(f"the {kind.kind} {name} came and went")
 
     async def _repair(self, kind: Kind, manifest: Object, uid: str) -> Object:
         repaired = {**manifest, "metadata": {**manifest["metadata"], "uid": uid}}
         return await self._cluster.apply(kind, repaired, manager=CHILDREN_MANAGER)
+
+    async def _adopt(self, kind: Kind, manifest: Object, uid: str) -> Object:
+        """Give a Job its labels and its owner back. Its template stays: it cannot change, and a new one may differ."""
+        given = ("name", "namespace", "labels", "ownerReferences")
+        metadata = {key: manifest["metadata"][key] for key in given if key in manifest["metadata"]}
+        item = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": {**metadata, "uid": uid}}
+        return await self._cluster.apply(kind, item, manager=ADOPTION_MANAGER)
 
 
 def _is_ours(metadata: Object) -> bool:

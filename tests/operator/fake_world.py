@@ -61,7 +61,7 @@ class Trainer:
             {
                 "step": self.step,
                 "steps": self.steps,
-                "estimatedSecondsRemaining": 5.0 * (self.steps - self.step),
+                "estimatedSecondsRemaining": 5.0 * max(0, self.steps - self.step),
                 "members": members,
                 "best": {"teacher": "t0", "student": "s0"},
                 "solveRate": 0.5,
@@ -81,6 +81,7 @@ class World:
     plays: bool = True
     deaths: int = 0
     answers: bool = True
+    leaving: bool = False
 
     def __post_init__(self) -> None:
         self._labelled: dict[tuple[str, str], Object] = {}
@@ -102,6 +103,7 @@ class World:
             self,  # type: ignore[arg-type]
             self.settings,
             facts=lambda: self.facts,
+            leaving=lambda namespace: self.leaving,
             now=lambda: self.cluster.now,
             clock=self.seconds,
         )

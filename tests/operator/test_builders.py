@@ -152,6 +152,27 @@ def test_the_trainers_job_is_a_gang_that_says_why_it_failed() -> None:
     assert "suspend" not in spec
 
 
+def test_nodes_that_have_failed_are_avoided_where_others_will_do_beside_what_the_user_asks_for() -> None:
+    assert "affinity" not in trainer_job(context(), 1)["spec"]["template"]["spec"]
+    zone = {"key": "zone", "operator": "In", "values": ["a"]}
+    mine = {
+        "nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": [zone]}]},
+            "preferredDuringSchedulingIgnoredDuringExecution": [
+                {"weight": 1, "preference": {"matchExpressions": [zone]}}
+            ],
+        },
+        "podAffinity": {},
+    }
+    of = context(trainer={"podTemplate": {"spec": {"affinity": mine}}})
+    given = trainer_job(of, 1, avoid=["n1", "n2"])["spec"]["template"]["spec"]["affinity"]
+    *preferred, others = given["nodeAffinity"].pop("preferredDuringSchedulingIgnoredDuringExecution")
+    assert [field["values"] for field in others["preference"]["matchFields"]] == [["n1"], ["n2"]]
+    assert {field["operator"] for field in others["preference"]["matchFields"]} == {"NotIn"}
+    assert preferred == mine["nodeAffinity"].pop("preferredDuringSchedulingIgnoredDuringExecution")
+    assert given == mine
+
+
 def test_a_queue_gets_its_jobs_suspended_and_labelled() -> None:
     made = context(
         scheduling={"queueName": "team-a", "priorityClassName": "high"}, evaluation={"suites": ["mbpp_plus"]}

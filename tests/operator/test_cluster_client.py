@@ -9,8 +9,9 @@ import pytest
 from aiohttp import web
 from kubernetes.aio.client.configuration import Configuration
 
+from populora_operator.cluster import kubernetes
 from populora_operator.cluster.errors import from_answer
-from populora_operator.cluster.kinds import CONFIG_MAP, JOB, POD_MONITOR, RUN
+from populora_operator.cluster.kinds import CONFIG_MAP, JOB, NAMESPACE, POD_MONITOR, RUN
 from populora_operator.cluster.kubernetes import KubernetesCluster
 from populora_operator.cluster.port import (
     AlreadyExistsError,
@@ -185,6 +186,36 @@ def test_a_cut_connection_and_a_closed_port_are_unavailable() -> None:
         assert counted == [("get", "populationruns", 0), ("watch", "populationruns", 0)]
 
     serve(handler, story)
+
+
+def test_a_watch_that_is_not_answered_or_falls_silent_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kubernetes, "REQUEST_SECONDS", 0.3)
+    monkeypatch.setattr(kubernetes, "SILENCE_SECONDS", 0.3)
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        if request.query["resourceVersion"] == "answered":
+            response = web.StreamResponse()
+            await response.prepare(request)
+            await response.write(b'{"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "9"}}}\n')
+        await asyncio.sleep(2)
+        return web.Response()
+
+    async def story(cluster: KubernetesCluster, counted: list[Any]) -> None:
+        for version, told in (("unanswered", 0), ("answered", 1)):
+            events = cluster.watch(CONFIG_MAP, None, "a", version, 0)
+            for _ in range(told):
+                await anext(events)
+            with pytest.raises(UnavailableError, match=r"no answer in time|[Tt]imeout"):
+                await anext(events)
+        assert counted == [("watch", "configmaps", 0), ("watch", "configmaps", 200)]
+
+    serve(handler, story)
+
+
+def test_a_namespace_is_watched_where_a_role_in_it_allows_it() -> None:
+    assert NAMESPACE.watch_path("team-a") == "/api/v1/watch/namespaces/team-a"
+    assert NAMESPACE.watch_path(None) == "/api/v1/namespaces"
+    assert JOB.watch_path("team-a") == JOB.path("team-a")
 
 
 def test_an_unknown_group_is_not_served() -> None:

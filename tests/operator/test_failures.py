@@ -151,6 +151,22 @@ def test_a_pod_that_cannot_start_says_why(the_pod: Pod, reason: str, said: str) 
     assert reason in REASONS
 
 
+@pytest.mark.parametrize(
+    ("the_pod", "blamed"),
+    [
+        (pod(phase="Failed", reason="UnexpectedAdmissionError", message="no healthy devices"), "gpu-7"),
+        (pod(phase="Failed", reason="Evicted", message="low on memory"), "gpu-7"),
+        (pod(phase="Failed", conditions=[{**DISRUPTED, "reason": "DeletionByTaintManager"}]), "gpu-7"),
+        (pod(phase="Failed", conditions=[DISRUPTED]), ""),
+        (pod(phase="Failed", conditions=[{**DISRUPTED, "reason": "EvictionByEvictionAPI"}]), ""),
+        (pod(end={"exitCode": 1, "message": "CUDA error: uncorrectable ECC error encountered"}), "gpu-7"),
+        (pod(end={"exitCode": 1, "message": "ValueError: boom"}), ""),
+    ],
+)
+def test_a_node_is_blamed_for_what_is_its_fault(the_pod: Pod, blamed: str) -> None:
+    assert failures.of_job(job(), [the_pod]).node == blamed
+
+
 def test_a_pod_that_only_needs_time_is_no_problem() -> None:
     starting = pod(wait=("ContainerCreating", ""))
     gated = pod(

@@ -1,6 +1,7 @@
 """A run's life on a fake API server, from creation to its end."""
 
 import json
+from dataclasses import replace
 
 from fake_world import World, manifest
 
@@ -16,6 +17,7 @@ from populora_operator.cluster.kinds import (
     SERVICE_ACCOUNT,
 )
 from populora_operator.cluster.port import ForbiddenError, Object, QuotaExceededError
+from populora_operator.settings import Images
 
 
 def test_a_run_gets_its_children_trains_and_completes() -> None:
@@ -113,6 +115,40 @@ def test_disruptions_are_not_charged_however_many() -> None:
     assert _events(world, "NodeFault")
 
 
+def test_nodes_that_have_failed_the_trainer_are_avoided_for_half_an_hour() -> None:
+    def avoided() -> list[str]:
+        (name,) = [item["metadata"]["name"] for item in world.cluster.of(JOB) if "conditions" not in item["status"]]
+        spec = world.cluster.one(JOB, name)["spec"]["template"]["spec"]
+        terms = spec.get("affinity", {}).get("nodeAffinity", {}).get("preferredDuringSchedulingIgnoredDuringExecution")
+        return [field["values"][0] for term in terms or () for field in term["preference"]["matchFields"]]
+
+    def lose(node: str) -> None:
+        world.until(lambda: world.phase() == "Running")
+        pod = _trainer(world)
+        world.cluster.edit(POD, pod, lambda item: item["spec"].update(nodeName=node))
+        world.end(pod, code=137, reason="", disrupted=True)
+        evicted = {"phase": "Failed", "reason": "Evicted", "message": "low on memory"}
+        world.cluster.edit(POD, pod, lambda item: item["status"].update(evicted, conditions=[]))
+        world.tick()
+        assert world.condition("TrainersReady")["reason"] == "NodeFault"
+        world.start()  # what is avoided is recorded
+
+    world = World()
+    world.create(manifest())
+    world.trainers["run"].hold_at = 2
+    for number in range(10):
+        lose(f"node-{number}")
+    world.until(lambda: world.phase() == "Running")
+    assert avoided() == [f"node-{number}" for number in range(2, 10)], "the newest"
+    world.cluster.advance(1900)
+    lose("node-10")
+    world.until(lambda: world.phase() == "Running")
+    assert avoided() == ["node-10"]
+    world.trainers["run"].hold_at = None
+    world.until(lambda: world.phase() == "Completed")
+    assert world.status()["attempts"] == 1
+
+
 def test_a_suspended_run_has_no_pods_and_its_clock_stands_still() -> None:
     world = World()
     world.create(manifest(activeDeadlineSeconds=120))
@@ -157,6 +193,57 @@ def test_more_steps_restart_the_trainer_at_its_checkpoint_without_a_charge() -> 
         world.cluster.one(CONFIG_MAP, "run-config")["data"]
     )
     assert _events(world, "Restarting")
+
+
+def test_steps_that_are_added_while_a_run_is_evaluated_are_trained_and_evaluated_too() -> None:
+    for restarted in (False, True):
+        world = World()
+        world.create(manifest(evaluation={"suites": ["mbpp_plus"]}))
+        world.until(lambda world=world: world.phase() == "Evaluating")  # type: ignore[misc]
+        world.cluster.edit(RUN, "run", lambda item: item["spec"]["training"].update(steps=14))
+        world.trainers["run"].steps = 14
+        if restarted:
+            world.start()
+        world.settle()
+        assert world.condition("TrainersReady")["reason"] == "Restarting"
+        assert (world.status()["step"], world.status()["steps"]) == (10, 14)
+        assert world.status()["progressPercent"] < 100
+        assert world.cluster.has(JOB, "run-evaluation-10"), "what has begun is not thrown away"
+        world.until(lambda world=world: world.phase() == "Running")  # type: ignore[misc]
+        world.until(lambda world=world: world.phase() == "Completed")  # type: ignore[misc]
+        status = world.status()
+        assert (status["step"], status["evaluatedStep"], status["attempts"]) == (14, 14, 1)
+        assert [row["step"] for row in status["evaluation"]] == [10, 14]
+        assert world.trainers["run"].starts == 2
+
+
+def test_an_evaluation_that_outlasts_training_is_waited_for_before_the_last_one() -> None:
+    world = World()
+    world.create(manifest(evaluation={"suites": ["mbpp_plus"], "everySteps": 4}))
+    world.until(lambda: world.cluster.has(JOB, "run-evaluation-4"))
+    # Its pods are not played from here on: a Job that takes long.
+    world.cluster.edit(JOB, "run-evaluation-4", lambda item: item["spec"].update(suspend=True))
+    world.until(lambda: world.phase() == "Evaluating")
+    assert world.cluster.has(JOB, "run-evaluation-4")
+    assert not world.cluster.has(JOB, "run-evaluation-10")
+    failed = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded", "message": "gave up"}
+    world.cluster.edit(JOB, "run-evaluation-4", lambda item: item.update(status={"conditions": [failed]}))
+    world.until(lambda: world.phase() == "Completed")
+    assert _events(world, "EvaluationFailed"), "the run goes on without it"
+    assert [row["step"] for row in world.status()["evaluation"]] == [10]
+
+
+def test_fewer_steps_than_are_done_end_a_run_at_what_is_done() -> None:
+    world = World()
+    world.create(manifest(evaluation={"suites": ["mbpp_plus"]}))
+    world.trainers["run"].hold_at = 8
+    world.until(lambda: world.status().get("step") == 8)
+    world.cluster.edit(RUN, "run", lambda item: item["spec"]["training"].update(steps=5))
+    world.trainers["run"].steps = 5
+    world.until(lambda: world.phase() == "Completed")
+    status = world.status()
+    assert (status["step"], status["steps"], status["progressPercent"]) == (8, 5, 100)
+    assert [row["step"] for row in status["evaluation"]] == [8]
 
 
 def test_replicas_and_evaluation_change_without_disturbing_the_trainer() -> None:
@@ -215,6 +302,7 @@ def test_a_finished_run_is_never_started_again() -> None:
     for _ in range(5):
         world.tick()
     assert world.phase() == "Completed"
+    assert (world.status()["step"], world.status()["steps"]) == (10, 10), "steps that were never taken are not claimed"
     assert not world.cluster.of(JOB)
 
 
@@ -293,6 +381,14 @@ def test_a_child_whose_owner_was_taken_away_is_given_back_to_its_run() -> None:
         world.settle()
         (owner,) = world.cluster.one(kind, name)["metadata"]["ownerReferences"]
         assert owner["uid"] == world.cluster.one(RUN, "run")["metadata"]["uid"]
+    # A Job keeps the template that it was made with, whatever would be made now.
+    other = Images(trainer="another:2")
+    world.reconciler._settings = replace(world.settings, images=other)
+    world.reconciler._memory["ns", "run"].context = None
+    world.cluster.edit(JOB, "run-trainer-1", lambda item: item["metadata"].pop("ownerReferences"))
+    world.settle()
+    assert world.cluster.one(JOB, "run-trainer-1")["metadata"]["ownerReferences"]
+    assert world.condition("Progressing")["status"] == "True"
     world.trainers["run"].hold_at = None
     world.until(lambda: world.phase() == "Completed")
     assert world.trainers["run"].starts == 1
@@ -482,6 +578,35 @@ def test_a_namespace_that_is_deleted_is_not_held_up() -> None:
     world.cluster.remove(RUN, "ns", "run")
     world.until(lambda: not world.cluster.has(RUN, "run"), ticks=10)
     assert not world.cluster.has(JOB, "run-cleanup-1")
+
+
+def test_runs_are_let_go_of_as_soon_as_the_deletion_of_their_namespace_begins() -> None:
+    for spec in ({}, {"suspend": True}, {"tasks": {"problemsPerMatchup": 7}}):
+        world = World()
+        world.create(manifest(deletionPolicy="Delete"))
+        world.cluster.edit(RUN, "run", lambda item, spec=spec: item["spec"].update(spec))
+        world.settle()
+        assert world.cluster.one(RUN, "run")["metadata"]["finalizers"]
+        world.leaving = world.cluster.terminating = True
+        world.woken = {("ns", "run")}
+        world.settle()
+        assert not world.cluster.one(RUN, "run")["metadata"].get("finalizers"), spec
+        world.start()
+        world.settle()
+        assert not world.cluster.one(RUN, "run")["metadata"].get("finalizers"), "nor does another replica hold them"
+
+
+def test_a_clean_up_that_waits_is_given_up_when_the_deletion_of_its_namespace_begins() -> None:
+    world = World()
+    world.create(manifest(deletionPolicy="Delete"))
+    world.until(lambda: world.phase() == "Running")
+    world.cluster.remove(RUN, "ns", "run")
+    world.settle()
+    assert world.cluster.has(RUN, "run"), "its trainer's pod has not ended"
+    world.leaving = world.cluster.terminating = True
+    world.woken = {("ns", "run")}
+    world.settle()
+    assert not world.cluster.has(RUN, "run")
 
 
 def test_a_policy_of_retain_takes_no_finalizer_and_gives_one_back() -> None:

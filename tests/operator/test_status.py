@@ -236,6 +236,19 @@ def test_a_trainer_at_work_is_running_and_tells_its_members() -> None:
     assert status.best.teacher == "t0"
 
 
+def test_members_are_kept_where_an_answer_leaves_them_out() -> None:
+    member = {"name": "t0", "role": "teacher", "generation": 1, "mu": 1, "sigma": 2, "lcb": -5, "digest": "ab"}
+    answer = {"step": 9, "steps": 10, "members": [member], "solveRate": 0.25}
+    first = compute(situation(subject(), RUNNING, heartbeat=Heartbeat(Progress.model_validate(answer))))
+    # What a trainer leaves behind is cut short where a termination message would be.
+    short = Progress.model_validate({**answer, "step": 10, "members": [], "solveRate": 0.5})
+    complete = children(job(conditions=[{"type": "Complete", "status": "True"}]))
+    last = compute(situation(subject(plain(first)), complete, heartbeat=Heartbeat(short)))
+    assert (last.phase, last.step, last.solve_rate) == ("Completed", 10, 0.5)
+    assert last.members == first.members
+    assert last.members is not None
+
+
 def test_a_changed_estimate_alone_is_not_worth_a_write() -> None:
     def told(left: float) -> Heartbeat:
         members = [{"name": "t0", "role": "teacher", "mu": 1, "sigma": 2, "lcb": -5}]

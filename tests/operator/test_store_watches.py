@@ -20,7 +20,7 @@ from populora_operator.cluster.port import (
 from populora_operator.health import LIMIT_SECONDS, Health
 from populora_operator.queue import Key
 from populora_operator.store import Store
-from populora_operator.watches import WATCH_SECONDS, ChildWatch
+from populora_operator.watches import WATCH_SECONDS, ChildWatch, NamespaceWatch
 
 KEY: Key = ("ns", "run")
 
@@ -208,6 +208,40 @@ def test_a_server_that_ends_every_watch_at_once_is_not_stormed() -> None:
     script = Script(Page([], "10", ""), *([[]] * 500))
     watched(script, seconds=100)
     assert len(script.log) < 30
+
+
+def test_namespaces_that_are_being_deleted_are_known_and_told_once() -> None:
+    def namespace(name: str, version: int, deleted: str | None = None) -> Object:
+        return {"metadata": {"name": name, "resourceVersion": str(version), "deletionTimestamp": deleted}}
+
+    script = Script(
+        [
+            event("ADDED", namespace("a", 3)),
+            event("ADDED", namespace("b", 7)),
+            event("MODIFIED", namespace("a", 12, "2026-01-01T00:00:00Z")),
+            event("MODIFIED", namespace("a", 13, "2026-01-01T00:00:00Z")),
+            event("MODIFIED", namespace("b", 14, "2026-01-01T00:00:00Z")),
+            event("DELETED", namespace("b", 15, "2026-01-01T00:00:00Z")),
+            bookmark(20),
+            GoneError("too old", code=410),
+        ],
+        [event("ADDED", namespace("a", 30, "2026-01-01T00:00:00Z")), bookmark(31), 50.0],
+        None,
+    )
+    leaving, told = set[str](), list[str]()
+
+    async def story() -> None:
+        health = Health(asyncio.get_running_loop().time)
+        watch = NamespaceWatch(script, None, leaving, health, told.append)  # type: ignore[arg-type]
+        task = asyncio.create_task(watch.run())
+        await asyncio.sleep(60)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    run(story())
+    assert script.log == [("watch", ""), ("watch", ""), ("watch", "31")]
+    assert leaving == {"a"}
+    assert told == ["a", "b"]
 
 
 def test_silence_is_noticed() -> None:

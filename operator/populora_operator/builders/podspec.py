@@ -1,5 +1,6 @@
 """Pods: hardened so that every one passes the Pod Security profile `restricted`."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from populora_api.spec import Pods
@@ -136,6 +137,20 @@ def harden(template: Manifest) -> Manifest:
                 for item in spec[place]
             ]
     return {**template, "spec": spec}
+
+
+def prefer_others(spec: Manifest, nodes: Sequence[str]) -> None:
+    """Let the scheduler prefer other nodes than these, beside what the user's affinity asks for."""
+    # One node for each requirement: a field selector takes no more.
+    others = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
+    affinity = dict(spec.get("affinity") or {})
+    of_nodes = dict(affinity.get("nodeAffinity") or {})
+    preferred = of_nodes.get("preferredDuringSchedulingIgnoredDuringExecution") or []
+    of_nodes["preferredDuringSchedulingIgnoredDuringExecution"] = [
+        *preferred,
+        {"weight": 100, "preference": {"matchFields": others}},
+    ]
+    spec["affinity"] = {**affinity, "nodeAffinity": of_nodes}
 
 
 def resources(choice: Pods, *, cpu: str, memory: str, gpus: int = 0) -> Manifest:

@@ -1,10 +1,12 @@
 """The Job that trains, and the Service by which its pods find each other."""
 
+from collections.abc import Sequence
+
 from populora_operator import names
 from populora_operator.builders import storage
 from populora_operator.builders.config import config_volume
 from populora_operator.builders.context import Context, Manifest
-from populora_operator.builders.podspec import container, http_probe, pod, resources, shared_memory
+from populora_operator.builders.podspec import container, http_probe, pod, prefer_others, resources, shared_memory
 from populora_operator.builders.sandbox import queue
 from populora_operator.cluster.kinds import JOB, SERVICE
 
@@ -12,12 +14,17 @@ GRACE_SECONDS = 300
 """Time to finish a step, or to leave it at the last checkpoint."""
 
 
-def trainer_job(context: Context, attempt: int) -> Manifest:
+def trainer_job(context: Context, attempt: int, *, avoid: Sequence[str] = ()) -> Manifest:
     """Return the Job of one attempt.
 
     It fails with its first pod that fails, as the others could not go on alone: the controller then starts the next
     attempt. Its rules put the reason into the Job's own condition, which outlives the pods: exit code 42, and
     disruptions. A pod that ends by SIGTERM, e.g. because it was deleted by hand or by Kueue, is replaced by the Job.
+
+    Args:
+        context: the run.
+        attempt: its number, from 1.
+        avoid: names of nodes to run on only where no other will do.
     """
     choice = context.spec.trainer
     name = names.trainer_job(context.name, attempt)
@@ -50,6 +57,8 @@ def trainer_job(context: Context, attempt: int) -> Manifest:
         restartPolicy="Never",
         subdomain=names.trainer(context.name),
     )
+    if avoid:
+        prefer_others(template["spec"], avoid)
     spec: Manifest = {
         "completions": choice.nodes,
         "parallelism": choice.nodes,

@@ -5,19 +5,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of namespaced object.
+    """A kind of object.
 
     Attributes:
         group: API group, empty for the core group.
         version: version of the group.
         kind: name of the kind.
         plural: name in URLs.
+        namespaced: its objects are in namespaces.
     """
 
     group: str
     version: str
     kind: str
     plural: str
+    namespaced: bool = True
 
     @property
     def api_version(self) -> str:
@@ -35,6 +37,15 @@ class Kind:
         parts = [self.root + scope, self.plural, *(part for part in (name, subresource) if part)]
         return "/".join(parts)
 
+    def watch_path(self, namespace: str | None) -> str:
+        """Return the URL path of a watch: of a collection, or of one namespace's own object.
+
+        A Role in that namespace can grant the latter's path, and no other one by which it could be watched.
+        """
+        if self.namespaced or namespace is None:
+            return self.path(namespace)
+        return f"{self.root}/watch/{self.plural}/{namespace}"
+
 
 RUN = Kind("populora.dev", "v1alpha1", "PopulationRun", "populationruns")
 CONFIG_MAP = Kind("", "v1", "ConfigMap", "configmaps")
@@ -47,6 +58,7 @@ JOB = Kind("batch", "v1", "Job", "jobs")
 NETWORK_POLICY = Kind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies")
 DISRUPTION_BUDGET = Kind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets")
 POD_MONITOR = Kind("monitoring.coreos.com", "v1", "PodMonitor", "podmonitors")
+NAMESPACE = Kind("", "v1", "Namespace", "namespaces", namespaced=False)
 LEASE = Kind("coordination.k8s.io", "v1", "Lease", "leases")
 
 CHILDREN: tuple[Kind, ...] = (

@@ -88,11 +88,13 @@ class KubernetesCluster:
         timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=CONNECT_SECONDS, sock_read=float(seconds) + SILENCE_SECONDS
         )
-        url = self._url(kind.path(namespace), query)
+        url = self._url(kind.watch_path(namespace), query)
         started = time.monotonic()
         response = None
         try:
-            answer = await self._client.call_api("GET", url, await self._headers(), _request_timeout=timeout)
+            # The server answers at once, however long it has nothing to tell.
+            async with asyncio.timeout(REQUEST_SECONDS):
+                answer = await self._client.call_api("GET", url, await self._headers(), _request_timeout=timeout)
             response = answer.response
             self._on_request("watch", kind.plural, response.status, time.monotonic() - started)
             if response.status >= 400:
