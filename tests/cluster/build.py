@@ -68,9 +68,17 @@ BINARIES: dict[str, Binary] = {
         Binary("kubeconform", "kubeconform", "github.com/yannh/kubeconform/cmd/kubeconform"),
         *(
             Binary(name, "kubernetes", f"k8s.io/kubernetes/cmd/{name}", _KUBERNETES_FLAGS)
-            for name in ("kube-apiserver", "kubectl", "kube-controller-manager", "kube-scheduler")
+            for name in (
+                "kube-apiserver",
+                "kubectl",
+                "kube-controller-manager",
+                "kube-scheduler",
+                "kubelet",
+                "kube-proxy",
+            )
         ),
         Binary("helm", "helm", "helm.sh/helm/v4/cmd/helm"),
+        Binary("coredns", "coredns", "populora.dev/tests/cluster/binaries/coredns"),
         Binary("kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok"),
         Binary("versitygw", "versitygw", "github.com/versity/versitygw/cmd/versitygw"),
         # Rules need no service discovery, whose clients of every cloud are most of what would be compiled.
@@ -163,8 +171,10 @@ def _go_version(go: Path) -> tuple[str | None, str]:
 
 def _key(wanted: Binary, go_version: str) -> str:
     digest = hashlib.sha256(f"{go_version}\n{wanted.flags}\n{wanted.tags}".encode())
-    for name in ("go.mod", "go.sum"):
-        digest.update((MODULES / wanted.module / name).read_bytes())
+    folder = MODULES / wanted.module
+    # A module whose command is its own, and not one of its dependencies', has a main.go.
+    for path in (folder / "go.mod", folder / "go.sum", *folder.glob("main.go")):
+        digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
 

@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +51,20 @@ class ControlPlaneError(Exception):
     """The control plane does not start; the message says where the logs are."""
 
 
-class _Process:
-    """A program of ours, its log and its end."""
+class Process:
+    """A program of ours, its log and its end.
 
-    def __init__(self, name: str, command: list[str], folder: Path) -> None:
-        self.name, self.command, self.log = name, command, folder / f"{name}.log"
+    Args:
+        name: of the program, and of its log.
+        command: its words.
+        folder: where the log is.
+        environment: variables; none means this process's.
+    """
+
+    def __init__(
+        self, name: str, command: list[str], folder: Path, *, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.name, self.command, self.log, self.environment = name, command, folder / f"{name}.log", environment
         self.handle: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -63,6 +72,7 @@ class _Process:
             # A session of its own, so that Ctrl-C reaches us alone and the order of stopping stays ours.
             self.handle = subprocess.Popen(
                 self.command,
+                env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -97,6 +107,12 @@ class _Process:
 class ControlPlane:
     """One control plane and its files.
 
+    Args:
+        folder: an existing one for all files.
+        say: takes lines of progress.
+        address: of this machine, where nodes and pods shall reach the API server, too; nodes are then watched for
+            their heartbeat. Without it the API server is reached on loopback only.
+
     Attributes:
         folder: logs, etcd's data, keys, kubeconfig.
         kubeconfig: of a member of system:masters.
@@ -106,17 +122,18 @@ class ControlPlane:
         paths: of the binaries, by name.
     """
 
-    def __init__(self, folder: Path, say: Say = say_on_stderr) -> None:
+    def __init__(self, folder: Path, say: Say = say_on_stderr, *, address: str | None = None) -> None:
+        self.address = address
         self.paths = binaries(CONTROL_PLANE, say)
         self.folder = folder
         self.kubeconfig = folder / "kubeconfig"
         self.audit_log = folder / "audit.log"
         self.tokens = {user: secrets.token_hex(16) for user in (ADMIN, CONTROLLER_MANAGER, SCHEDULER)}
         self.token = self.tokens[ADMIN]
-        self._etcd_port, self._peer_port, self.port = _free_ports(3)
-        self.url = f"https://127.0.0.1:{self.port}"
+        self._etcd_port, self._peer_port, self.port = free_ports(3)
+        self.url = f"https://{address or '127.0.0.1'}:{self.port}"
         self.ca = folder / "certificates" / "apiserver.crt"
-        self._processes: list[_Process] = []
+        self._processes: list[Process] = []
 
     def start(self) -> None:
         """Start everything and return when it is ready.
@@ -186,8 +203,8 @@ class ControlPlane:
         whole = text[: text.rfind(b"\n") + 1]
         return [json.loads(line) for line in whole.splitlines()], since + len(whole)
 
-    def _process(self, name: str, flags: list[str]) -> _Process:
-        process = _Process(name, [str(self.paths[name]), *flags], self.folder)
+    def _process(self, name: str, flags: list[str]) -> Process:
+        process = Process(name, [str(self.paths[name]), *flags], self.folder)
         self._processes.append(process)
         return process
 
@@ -208,7 +225,7 @@ class ControlPlane:
         return [
             f"--etcd-servers=http://127.0.0.1:{self._etcd_port}",
             f"--cert-dir={self.ca.parent}",
-            "--bind-address=127.0.0.1",
+            *self._addresses(),
             f"--secure-port={self.port}",
             "--service-cluster-ip-range=10.96.0.0/16",
             f"--service-account-key-file={self.folder / 'service-accounts.key'}",
@@ -225,6 +242,16 @@ class ControlPlane:
             "--shutdown-delay-duration=0s",
         ]
 
+    def _addresses(self) -> list[str]:
+        if self.address is None:
+            return ["--bind-address=127.0.0.1"]
+        # Loopback cannot be advertised, and `kubectl logs` would look a node up by its name, which nobody knows.
+        return [
+            "--bind-address=0.0.0.0",
+            f"--advertise-address={self.address}",
+            "--kubelet-preferred-address-types=InternalIP",
+        ]
+
     def _controller_manager(self) -> list[str]:
         return [
             f"--kubeconfig={self.folder / 'controller-manager.kubeconfig'}",
@@ -234,7 +261,7 @@ class ControlPlane:
             f"--root-ca-file={self.ca}",
             "--use-service-account-credentials=true",
             # Played nodes send no heartbeat; tests that want a node to fail say so themselves.
-            "--controllers=*,-node-lifecycle-controller,-nodeipam",
+            f"--controllers=*,-nodeipam{'' if self.address else ',-node-lifecycle-controller'}",
             "--kube-api-qps=400",
             "--kube-api-burst=800",
             "--concurrent-namespace-syncs=10",
@@ -312,7 +339,8 @@ def die_with_parent() -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Return ports of loopback that nobody listens on."""
     with contextlib.ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(count)]
         for taken in sockets:
