@@ -19,7 +19,9 @@ def pinned(name: str) -> dict[str, str]:
     """Return the version of every package of a requirement list; a list without hashes is refused."""
     text = (ROOT / "requirements" / f"{name}.txt").read_text()
     entries = re.findall(r"^([\w.-]+)==(\S+)[^\n]*?((?: \\\n +--hash=sha256:[0-9a-f]{64})+)$", text, re.MULTILINE)
-    assert len(entries) == len(re.findall(r"^[\w.-]+==", text, re.MULTILINE)), f"requirements/{name}.txt has lines without hashes"
+    assert len(entries) == len(re.findall(r"^[\w.-]+==", text, re.MULTILINE)), (
+        f"requirements/{name}.txt has lines without hashes"
+    )
     return {canonicalize_name(package): version for package, version, _ in entries}
 
 
@@ -58,3 +60,16 @@ def test_commands_are_in_exec_form_and_nothing_needs_one_builder() -> None:
         assert all(line.startswith("[") for line in lines)
     assert not re.search(r"--mount|--link|<<|^# *syntax", DOCKERFILE, re.MULTILINE)
     assert re.findall(r"^USER (.*)$", DOCKERFILE, re.MULTILINE) == ["10001:10001"]
+
+
+def test_a_build_is_sent_nothing_but_what_the_dockerfile_copies() -> None:
+    ignored, *allowed = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line[:1] not in "#"]
+    assert ignored == "*"
+    copied = {
+        source.split("/")[0]
+        for sources in re.findall(r"^COPY (?!--from)(.*) \S+$", DOCKERFILE, re.MULTILINE)
+        for source in sources.split()
+        if not source.startswith("$")
+    }
+    assert {line.removeprefix("!") for line in allowed if line.startswith("!")} == copied
+    assert {line for line in allowed if not line.startswith("!")} == {"**/__pycache__", "**/*.pyc"}

@@ -123,18 +123,21 @@ def build(target: str, say: Say = say_on_stderr) -> ImageArchive:
     Raises:
         ImageError: something is missing here, or the build fails.
     """
-    key = _key(target)
-    name = f"localhost/populora/{target}:{VERSION}"
-    path = cache_folder() / f"{target}-{key}.tar"
-    sizes = path.with_suffix(".json")
+    path = _archive(target, ROOT)
     if not path.exists():
         _require()
         cache_folder().mkdir(parents=True, exist_ok=True)
-        with _locked(cache_folder() / ".lock", lambda: say("Waiting for another process that builds images")):
+        with (
+            _locked(cache_folder() / ".lock", lambda: say("Waiting for another process that builds images")),
+            tempfile.TemporaryDirectory(dir=cache_folder(), prefix=".context-") as context,
+        ):
+            # A copy, as the tree may change during the build.
+            _copy(Path(context))
+            path = _archive(target, Path(context))
             if not path.exists():
-                _build(target, key, name, path, say)
+                _build(target, Path(context), path, say)
     os.utime(path)
-    return ImageArchive(target, name, path, **json.loads(sizes.read_text()))
+    return ImageArchive(target, _name(target), path, **json.loads(path.with_suffix(".json").read_text()))
 
 
 @dataclass(frozen=True)
@@ -246,16 +249,17 @@ _BUNDLE: dict[str, Any] = {
 }
 
 
-def _build(target: str, key: str, name: str, path: Path, say: Say) -> None:
+def _build(target: str, context: Path, path: Path, say: Say) -> None:
     started = time.monotonic()
+    name = _name(target)
     _limit_storage(say)
     base = _base(say)
     say(f"Building the image {target}")
-    arguments = {"PYTHON_IMAGE": base, "VERSION": VERSION, "REVISION": key, **TARGETS[target]}
+    arguments = {"PYTHON_IMAGE": base, "VERSION": VERSION, "REVISION": path.stem.rpartition("-")[2], **TARGETS[target]}
     command = ["bud", "--layers", "--pull=never", "--network=host", f"--target={target}", f"--tag={name}"]
     command += [f"--volume={place}:{inside}:ro" for place, inside in _host_files().items()]
     command += [f"--build-arg={field}={value}" for field, value in arguments.items()]
-    _buildah(*command, str(ROOT))
+    _buildah(*command, str(context))
     _export(name, path)
     say(f"Built the image {target} in {time.monotonic() - started:.0f} s: {path}")
     archives = sorted(path.parent.glob(f"{target}-*.tar"), key=lambda file: file.stat().st_mtime)
@@ -340,18 +344,30 @@ def _host_files() -> dict[str, str]:
     return found
 
 
-def _key(target: str) -> str:
+def _name(target: str) -> str:
+    return f"localhost/populora/{target}:{VERSION}"
+
+
+def _archive(target: str, context: Path) -> Path:
+    """Return the place of the archive; its name says all that the image is made of."""
     digest = hashlib.sha256(repr((target, TARGETS[target], _SUITE, _PACKAGES, _STRIP)).encode())
-    for file in _context_files():
-        digest.update(f"\n{file.relative_to(ROOT)}\n".encode())
-        digest.update(file.read_bytes())
-    return digest.hexdigest()[:16]
+    for name in _files(context):
+        digest.update(f"\n{name}\n".encode())
+        digest.update((context / name).read_bytes())
+    return cache_folder() / f"{target}-{digest.hexdigest()[:16]}.tar"
 
 
-def _context_files() -> list[Path]:
-    tops = [ROOT / name for name in _CONTEXT]
+def _copy(context: Path) -> None:
+    for name in _files(ROOT):
+        (context / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, context / name)
+
+
+def _files(context: Path) -> list[Path]:
+    """Return what of a tree can be part of an image, relative to its top."""
+    tops = [context / name for name in _CONTEXT]
     files = [file for top in tops for file in ([top] if top.is_file() else top.rglob("*"))]
-    return sorted(file for file in files if file.is_file() and "__pycache__" not in file.parts)
+    return sorted(file.relative_to(context) for file in files if file.is_file() and "__pycache__" not in file.parts)
 
 
 def _buildah(*arguments: str) -> str:

@@ -121,14 +121,13 @@ def test_it_holds_the_packages_of_this_tree_and_nothing_else_of_it(image: Mounte
     }
     assert theirs.keys() == ours.keys()
     assert theirs == ours
-    found = {path.rpartition("/")[2] for path, _ in files(image)}
-    assert not found & {"Dockerfile", "Makefile", "pyproject.toml", ".gitignore"}
-    assert not any("/.git/" in path or path.startswith("/build/") for path, _ in files(image))
+    foreign = re.compile(r"^/build/|/\.git/|/(Dockerfile|Makefile|pyproject\.toml|\.dockerignore)$")
+    assert [path for path, _ in files(image) if foreign.search(path)] == []
 
 
 def test_nothing_in_it_installs_compiles_or_becomes_root(image: MountedImage) -> None:
-    programs = {path.rpartition("/")[2] for path, status in files(image) if status.st_mode & stat.S_IXUSR}
-    assert not [name for name in programs if re.fullmatch(r"(pip|uv|gcc|cc|c\+\+|g\+\+|clang|make|ld|as)[\d.]*", name)]
+    tool = re.compile(r"bin/([\w-]+-)?(pip|uv|gcc|cc|c\+\+|g\+\+|clang|make|ld|as)(-?[\d.]+)?$")
+    assert [path for path, _ in files(image) if tool.search(path)] == []
     assert [path for path, status in files(image) if status.st_mode & (stat.S_ISUID | stat.S_ISGID)] == []
     assert [path for path, _ in files(image) if path.startswith("/var/lib/apt/lists/") or path.endswith(".deb")] == []
     assert [path for path, _ in files(image) if path.endswith(".whl")] == []
@@ -180,15 +179,15 @@ def test_the_sandbox_serves_and_ends_in_order(images: dict[str, MountedImage]) -
     case = {"id": "double", "task": "code_o", "program": PROGRAM, "inputs": ["21"], "answer": "42"}
     output = python(images["sandbox"], SERVE, stdin=json.dumps({"cases": [case]}))
     said = dict(line.split(" ", 1) for line in output.splitlines() if line.startswith(("ANSWER ", "STATUS ")))
-    assert [answer["class"] for answer in json.loads(said["ANSWER"])["judgements"]] == ["correct"]
+    assert [answer["kind"] for answer in json.loads(said["ANSWER"])["judgements"]] == ["correct"]
     assert said["STATUS"] == "0"
 
 
-def test_the_controller_says_in_a_sentence_that_it_has_no_cluster(images: dict[str, MountedImage]) -> None:
+def test_the_controller_says_that_it_has_no_cluster(images: dict[str, MountedImage]) -> None:
     done = images["controller"].run("controller")
     assert done.returncode == 1
-    assert len(done.stderr.splitlines()) == 1, done.stderr
-    assert done.stderr.startswith("Error: ")
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("Error: --kubeconfig: no API server found"), done.stderr
 
 
 def test_the_trainers_image_cleans_up_without_an_environment(images: dict[str, MountedImage]) -> None:
