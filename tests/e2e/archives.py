@@ -12,7 +12,7 @@ BUSYBOX = Path("/bin/busybox")
 BUSYBOX_IMAGE = "localhost/populora-node/busybox:1"
 PAUSE_IMAGE = BUSYBOX_IMAGE
 
-_APPLETS = ("sh", "sleep", "nslookup", "wget", "cat", "ls", "id", "touch", "httpd", "ip", "true", "false", "nc")
+_APPLETS = ("sh", "sleep", "nslookup", "cat", "ls", "id", "touch", "httpd", "ip", "true", "false", "nc")
 
 
 def write_busybox_archive(path: Path) -> None:

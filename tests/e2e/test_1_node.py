@@ -62,8 +62,8 @@ def test_pods_reach_other_pods_by_the_name_of_a_service(node: Node) -> None:
         "spec": {"selector": {"app": "s"}, "ports": [{"port": 80, "targetPort": 8080}]},
     }
     node.api.create(service, NAMESPACE)
-    loop = "until wget -q -T 2 -O - http://server/; do sleep 0.2; done"
-    assert said_by(node, "client", "/bin/sh", "-c", loop) == "hello\n"
+    loop = r"until printf 'GET / HTTP/1.0\r\n\r\n' | nc -w 2 server 80; do sleep 0.2; done"
+    assert said_by(node, "client", "/bin/sh", "-c", loop).endswith("\nhello\n")
     address = node.api.get("Service", "server", NAMESPACE)["spec"]["clusterIP"]
     assert address in said_by(node, "names", "/bin/nslookup", "server.default.svc.cluster.local")
 
@@ -71,9 +71,9 @@ def test_pods_reach_other_pods_by_the_name_of_a_service(node: Node) -> None:
 def test_pods_reach_the_api_server_by_the_service_kubernetes(node: Node) -> None:
     slices = json.loads(node.kubectl("get", "endpointslices", "kubernetes", "-o", "json"))
     assert slices["endpoints"][0]["addresses"] == [ADDRESS]
-    assert said_by(node, "api", "/bin/nc", "-z", "-w", "5", "kubernetes.default.svc", "443") == ""
+    assert said_by(node, "api", "/bin/nc", "-w", "5", "kubernetes.default.svc", "443") == ""
 
 
 def test_pods_reach_the_object_store_by_name(node: Node, storage: ObjectStorage) -> None:
-    loop = "until nc -z -w 2 s3.storage.svc 9000; do sleep 0.2; done"
+    loop = "until nc -w 2 s3.storage.svc 9000; do sleep 0.2; done"
     assert said_by(node, "storage", "/bin/sh", "-c", loop) == ""

@@ -1,0 +1,107 @@
+"""A run that loses its trainer, a sandbox and the controller on the way, and is suspended: it ends as if undisturbed."""
+
+import json
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from client import Object, eventually
+from installation import SYSTEM
+from node import Node
+from object_storage import ObjectStorage
+from runs import Run
+
+from restrictions import violations
+from training import Stored, apply, explain, kill, manifest, trained_here, until_completed
+
+NAME = "faults"
+STEPS = 12
+
+
+@pytest.fixture(scope="module")
+def document() -> Object:
+    return manifest(NAME, training={"steps": STEPS}, deletionPolicy="Delete")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(document: Object, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the same run, trained in one process here."""
+    return trained_here(document, tmp_path_factory.mktemp("undisturbed"))
+
+
+@pytest.fixture(scope="module")
+def disturbed(node: Node, namespace: str, document: Object) -> Run:
+    """The run after everything has happened to it."""
+    run = apply(node, namespace, document)
+    try:
+        disturb(node, run)
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{explain(node, run)}") from None
+    until_completed(node, run)
+    return run
+
+
+def disturb(node: Node, run: Run) -> None:
+    run.until_step(1, seconds=180)
+    (trainer,) = run.pods("trainer")
+    kill(node, trainer, "trainer")
+    eventually(lambda: (run.status().get("attempts") or 0) >= 2, "the lost trainer is charged", seconds=60)
+
+    run.until_step(3, seconds=180)
+    sandbox = run.pods("sandbox")[0]
+    kill(node, sandbox, "sandbox")
+    eventually(lambda: restarts(node, sandbox) == 1, "the sandbox is started again", seconds=60)
+
+    run.until_step(5, seconds=120)
+    leader = node.api.get("Lease", "populora-controller", SYSTEM)["spec"]["holderIdentity"]
+    (pod,) = (pod for pod in controllers(node) if pod["metadata"]["name"] in leader)
+    kill(node, pod, "controller")
+
+    run.until_step(7, seconds=120)
+    run.suspend()
+    run.until("Suspended", seconds=120)
+    eventually(lambda: not run.pods(), "no pod is left", seconds=60)
+    time.sleep(2)  # a trainer that nobody sees would take a step
+    stored = run.status()["step"]
+    run.resume()
+    run.until_step(stored + 1, seconds=180)
+
+
+def controllers(node: Node) -> list[Object]:
+    return node.api.list("Pod", SYSTEM, "app.kubernetes.io/component=controller")
+
+
+def restarts(node: Node, pod: Object) -> int:
+    live = node.api.get("Pod", pod["metadata"]["name"], pod["metadata"]["namespace"])
+    (status,) = live["status"]["containerStatuses"]
+    return int(status["restartCount"])
+
+
+def test_it_completes_with_the_steps_that_were_promised_at_the_cost_of_one_attempt(disturbed: Run) -> None:
+    status = disturbed.status()
+    assert (status["phase"], status["step"], status["steps"]) == ("Completed", STEPS, STEPS)
+    assert status["attempts"] == 2
+
+
+def test_no_step_is_lost_or_doubled(disturbed: Run, storage: ObjectStorage) -> None:
+    stored = Stored(storage, NAME)
+    trained = Counter(record["step"] for record in stored.log("metrics") if "solve_rate" in record)
+    assert trained == Counter(range(1, STEPS + 1))
+
+
+def test_its_last_state_is_bit_for_bit_that_of_the_undisturbed_run(
+    disturbed: Run, undisturbed: Path, storage: ObjectStorage
+) -> None:
+    here = json.loads((undisturbed / "LATEST").read_text())
+    there = json.loads(Stored(storage, NAME).read("LATEST"))
+    assert there == here
+
+
+def test_deletion_takes_everything_it_stored_and_then_the_object(
+    node: Node, disturbed: Run, storage: ObjectStorage
+) -> None:
+    assert Stored(storage, NAME).keys()
+    node.kubectl("delete", "prun", NAME, "--namespace", disturbed.namespace, "--timeout=180s", timeout=200)
+    assert disturbed.gone()
+    assert Stored(storage, NAME).keys() == []
