@@ -10,6 +10,7 @@ import yaml
 from client import Api, Object, conditions, eventually
 from control_plane import ControlPlane
 from controller import Controller, grant_everywhere
+from kubelet import NODE
 from runs import MANIFESTS, Run, merged, read_manifest
 
 from populora_api.reasons import REASONS
@@ -285,6 +286,38 @@ def test_steps_that_are_added_as_the_trainer_ends_are_taken_too(api, kubelet, na
     assert training.first_steps == [0, 5]
 
 
+def test_steps_that_are_added_while_a_run_is_evaluated_are_trained_and_evaluated_too(api, kubelet, namespace):
+    training = kubelet.training("nano-4x4")
+    kubelet.hold("evaluation")
+    kubelet.on_start("evaluation", lambda pod: kubelet.succeed(pod, json.dumps([["mbpp_plus", "s0", 0.5, 378]])))
+    run = Run.create(api, namespace, NANO, evaluation={"suites": ["mbpp_plus"]}, training={"steps": 3})
+    run.until("Evaluating")
+    (begun,) = eventually(lambda: run.jobs("evaluation"), "the evaluation Job", otherwise=run.explain)
+    run.patch(training={"steps": 5})
+    eventually(lambda: training.step == 5, "the added steps are taken", otherwise=run.explain)
+    run.until("Evaluating")
+    (still,) = run.jobs("evaluation")
+    assert still["metadata"]["uid"] == begun["metadata"]["uid"], "what has begun is waited for"
+    kubelet.release("evaluation")
+    status = run.until("Completed")
+    assert (status["step"], status["steps"], status["evaluatedStep"], status["attempts"]) == (5, 5, 5, 1)
+    assert [row["step"] for row in status["evaluation"]] == [3, 5]
+    assert training.first_steps == [0, 3]
+
+
+def test_steps_that_are_added_to_a_completed_run_are_refused_and_the_way_on_is_named(api, kubelet, kubectl, namespace):
+    run = Run.create(api, namespace, NANO, training={"steps": 2})
+    run.until("Completed")
+    patch = '{"spec":{"training":{"steps":4}}}'
+    refused = kubectl("patch", "prun", "nano-4x4", "--type=merge", "-p", patch, check=False)
+    assert refused.returncode == 1
+    assert "spec.training.steps: Invalid value" in refused.stderr
+    assert "a run of another name with the same storage.uri" in refused.stderr
+    run.patch(ttlSecondsAfterFinished=3600)
+    eventually(lambda: run.status()["observedGeneration"] == 2, "another change is seen", otherwise=run.explain)
+    assert (run.phase(), run.status()["steps"]) == ("Completed", 2)
+
+
 def test_replicas_change_without_disturbing_the_trainer(api, kubelet, namespace, s3_secret):
     kubelet.training("paper-4x4").limit = 2
     run = Run.create(api, namespace, PAPER)
@@ -374,6 +407,12 @@ def test_faults_of_nodes_are_retried_without_being_charged(api, kubelet, namespa
     status = run.until("Completed")
     assert status["attempts"] == 1
     assert run.events("NodeFault")
+    # There is no other node, so that the scheduler takes the one that the Job would rather not have.
+    failed = [node["name"] for node in status.get("failedNodes", [])]
+    affinity = run.jobs()[-1]["spec"]["template"]["spec"].get("affinity")
+    avoid = {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": [NODE]}]}
+    preferred = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "preference": avoid}]}
+    assert (failed, affinity) == (([NODE], {"nodeAffinity": preferred}) if how == "evicted" else ([], None))
 
 
 def test_retries_are_counted_in_the_run_and_outlive_its_jobs(api, kubelet, namespace):

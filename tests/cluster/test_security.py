@@ -131,7 +131,8 @@ def used_by(request: Object) -> set[Granted]:
 
 def test_the_controller_reads_no_secret_and_writes_in_no_other_namespace():
     resources = {resource for _, _, resource in granted()}
-    assert not resources & {"secrets", "pods/exec", "pods/log", "nodes", "roles", "rolebindings", "namespaces", "*"}
+    assert not resources & {"secrets", "pods/exec", "pods/log", "nodes", "roles", "rolebindings", "*"}
+    assert {verb for verb, _, resource in granted() if resource == "namespaces"} == {"watch"}
     assert all(verb != "*" for verb, _, _ in granted())
 
 
