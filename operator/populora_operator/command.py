@@ -2,7 +2,9 @@
 
 import socket
 import uuid
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
@@ -19,6 +21,7 @@ from populora_operator.settings import (
 POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _PREFIX = "POPULORA_CONTROLLER"
 _PORT = click.IntRange(0, 65535)
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def _own_namespace() -> str:
@@ -34,104 +37,74 @@ def _own_identity() -> str:
     return f"{socket.gethostname()}_{uuid.uuid4()}"
 
 
+def _option(flag: str, *names: str, **settings: Any) -> Callable[[_F], _F]:
+    """Return an option that the environment can give as well, as POPULORA_CONTROLLER_FLAG."""
+    return click.option(flag, *names, envvar=f"{_PREFIX}{flag.upper().replace('-', '_')[1:]}", **settings)
+
+
 @click.command("controller", context_settings={"show_default": True})
-@click.option(
+@_option(
     "--namespace",
     "namespaces",
-    envvar=f"{_PREFIX}_NAMESPACE",
     multiple=True,
     metavar="NS",
     help="Reconcile runs of this namespace; may be repeated (in the environment: separated by spaces). "
     "[default: all namespaces]",
 )
-@click.option(
-    "--lease-namespace",
-    envvar=f"{_PREFIX}_LEASE_NAMESPACE",
-    metavar="NS",
-    help="Namespace of the Lease. [default: the pod's own, else `default`]",
-)
-@click.option("--lease-name", envvar=f"{_PREFIX}_LEASE_NAME", default="populora-controller", help="Name of the Lease.")
-@click.option(
-    "--identity",
-    envvar=f"{_PREFIX}_IDENTITY",
-    help="Name of this replica in the Lease. [default: host name and a random part]",
-)
-@click.option(
+@_option("--lease-namespace", metavar="NS", help="Namespace of the Lease. [default: the pod's own, else `default`]")
+@_option("--lease-name", default="populora-controller", help="Name of the Lease.")
+@_option("--identity", help="Name of this replica in the Lease. [default: host name and a random part]")
+@_option(
     "--lease-seconds",
-    envvar=f"{_PREFIX}_LEASE_SECONDS",
     type=click.FloatRange(3, 3600),
     default=15,
     help="Seconds after which another replica may take a Lease that is not renewed.",
 )
-@click.option("--metrics-port", envvar=f"{_PREFIX}_METRICS_PORT", type=_PORT, default=8080, help="Port of /metrics.")
-@click.option(
-    "--health-port", envvar=f"{_PREFIX}_HEALTH_PORT", type=_PORT, default=8081, help="Port of /healthz and /readyz."
-)
-@click.option("--trainer-image", envvar=f"{_PREFIX}_TRAINER_IMAGE", default=TRAINER_IMAGE, help="Image of the engine.")
-@click.option(
-    "--sandbox-image", envvar=f"{_PREFIX}_SANDBOX_IMAGE", default=SANDBOX_IMAGE, help="Image of the sandboxes."
-)
-@click.option(
-    "--sidecar-image", envvar=f"{_PREFIX}_SIDECAR_IMAGE", default=SIDECAR_IMAGE, help="Image of vLLM's sidecar."
-)
-@click.option("--serving-image", envvar=f"{_PREFIX}_SERVING_IMAGE", default=SERVING_IMAGE, help="Image of vLLM.")
-@click.option(
+@_option("--metrics-port", type=_PORT, default=8080, help="Port of /metrics.")
+@_option("--health-port", type=_PORT, default=8081, help="Port of /healthz and /readyz.")
+@_option("--trainer-image", default=TRAINER_IMAGE, help="Image of the engine.")
+@_option("--sandbox-image", default=SANDBOX_IMAGE, help="Image of the sandboxes.")
+@_option("--sidecar-image", default=SIDECAR_IMAGE, help="Image of vLLM's sidecar.")
+@_option("--serving-image", default=SERVING_IMAGE, help="Image of vLLM.")
+@_option(
     "--image-pull-policy",
-    envvar=f"{_PREFIX}_IMAGE_PULL_POLICY",
     type=click.Choice(["IfNotPresent", "Always", "Never"]),
     default="IfNotPresent",
     help="Pull policy of every container.",
 )
-@click.option(
+@_option(
     "--image-pull-secret",
     "image_pull_secrets",
-    envvar=f"{_PREFIX}_IMAGE_PULL_SECRET",
     multiple=True,
     metavar="NAME",
     help="Secret in the runs' namespaces for pulling images; may be repeated.",
 )
-@click.option(
-    "--workers",
-    envvar=f"{_PREFIX}_WORKERS",
-    type=click.IntRange(1, 256),
-    default=8,
-    help="Runs that are reconciled at the same time.",
-)
-@click.option(
+@_option("--workers", type=click.IntRange(1, 256), default=8, help="Runs that are reconciled at the same time.")
+@_option(
     "--resync-seconds",
-    envvar=f"{_PREFIX}_RESYNC_SECONDS",
     type=click.FloatRange(1),
     default=600,
     help="Look at every run this often even if nothing happens.",
 )
-@click.option(
+@_option(
     "--status-poll-seconds",
-    envvar=f"{_PREFIX}_STATUS_POLL_SECONDS",
     type=click.FloatRange(0.1),
     default=5,
     help="Ask a running trainer for its progress this often.",
 )
-@click.option(
-    "--log-format",
-    envvar=f"{_PREFIX}_LOG_FORMAT",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    help="Lines for people or JSON objects.",
-)
-@click.option(
+@_option("--log-format", type=click.Choice(["text", "json"]), default="text", help="Lines for people or JSON objects.")
+@_option(
     "--log-level",
-    envvar=f"{_PREFIX}_LOG_LEVEL",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
     help="Least severity that is logged.",
 )
-@click.option(
+@_option(
     "--kubeconfig",
-    envvar=f"{_PREFIX}_KUBECONFIG",
     type=click.Path(path_type=Path),
     help="Find the cluster by this file. [default: the pod's own credentials, else the user's kubeconfig]",
 )
-@click.option("--context", envvar=f"{_PREFIX}_CONTEXT", help="Context of the kubeconfig. [default: its current one]")
+@_option("--context", help="Context of the kubeconfig. [default: its current one]")
 @click.pass_context
 def command(
     click_context: click.Context,

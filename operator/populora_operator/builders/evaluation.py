@@ -6,7 +6,7 @@ from populora_operator.builders.config import config_volume
 from populora_operator.builders.context import Context, Manifest
 from populora_operator.builders.podspec import container, pod, resources, shared_memory
 from populora_operator.builders.sandbox import queue
-from populora_operator.builders.trainer import addresses, failed_with
+from populora_operator.builders.trainer import addresses, failure_policy
 from populora_operator.cluster.kinds import JOB
 
 GRACE_SECONDS = 30
@@ -45,13 +45,7 @@ def evaluation_job(context: Context, step: int) -> Manifest:
     job_spec: Manifest = {
         "backoffLimit": TRIES - 1,
         "podReplacementPolicy": "Failed",
-        "podFailurePolicy": {
-            "rules": [
-                failed_with(names.REFUSED_EXIT_CODE, "trainer", "FailJob"),
-                {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-                failed_with(names.TERMINATED_EXIT_CODE, "trainer", "Ignore"),
-            ]
-        },
+        "podFailurePolicy": failure_policy(on_disruption="Ignore"),
         "template": template,
     }
     if spec.scheduling.queue_name is not None:

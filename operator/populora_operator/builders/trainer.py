@@ -65,13 +65,7 @@ def trainer_job(context: Context, attempt: int, *, avoid: Sequence[str] = ()) ->
         "completionMode": "Indexed",
         "backoffLimit": 0,
         "podReplacementPolicy": "Failed",
-        "podFailurePolicy": {
-            "rules": [
-                failed_with(names.REFUSED_EXIT_CODE, "trainer", "FailJob"),
-                {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-                failed_with(names.TERMINATED_EXIT_CODE, "trainer", "Ignore"),
-            ]
-        },
+        "podFailurePolicy": failure_policy(on_disruption="FailJob"),
         "template": template,
     }
     if context.spec.scheduling.queue_name is not None:
@@ -108,9 +102,21 @@ def addresses(context: Context) -> list[Manifest]:
     return [{"name": name, "value": value} for name, value in found]
 
 
-def failed_with(code: int, container_name: str, action: str) -> Manifest:
-    """Return a rule of a podFailurePolicy for one exit code of one container."""
-    return {"action": action, "onExitCodes": {"containerName": container_name, "operator": "In", "values": [code]}}
+def failure_policy(*, on_disruption: str) -> Manifest:
+    """Return how a Job takes the end of a pod, as its own condition keeps it.
+
+    A wrong manifest fails it at once. A pod that SIGTERM ended, e.g. as it was deleted by hand, is replaced.
+
+    Args:
+        on_disruption: FailJob, or Ignore to replace a pod that was preempted, evicted or lost with its node.
+    """
+
+    def rule(action: str, code: int) -> Manifest:
+        return {"action": action, "onExitCodes": {"containerName": "trainer", "operator": "In", "values": [code]}}
+
+    disrupted = {"action": on_disruption, "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    refused, terminated = rule("FailJob", names.REFUSED_EXIT_CODE), rule("Ignore", names.TERMINATED_EXIT_CODE)
+    return {"rules": [refused, disrupted, terminated]}
 
 
 def _command(context: Context, job: str) -> list[str]:
