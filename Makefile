@@ -6,11 +6,15 @@ PYTEST ?= $(BIN)/python -m pytest
 CODE := api operator trainer tests benchmarks docs
 LOCK = $(BIN)/uv pip compile --universal --generate-hashes --no-emit-index-url --no-header --python-version 3.11
 
-.PHONY: help setup demo check lint test binaries docs bench reproduce nano wheel lock clean
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+REVISION = $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
+IMAGES = controller trainer sandbox sidecar
+
+.PHONY: help setup demo check lint test binaries docs bench reproduce nano wheel images lock clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
 setup: $(VENV)/.ready ## make .venv with the command `populora` and all that a developer needs (6 GB, mostly torch)
 
@@ -33,13 +37,14 @@ lint: setup ## format, style, types, import contracts
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy -p populora_api -p populora_operator -p populora_trainer
 	$(BIN)/lint-imports
+	$(BIN)/hadolint Dockerfile
 
 check: lint ## lint and the fast tests that need no cluster (under two minutes)
 	$(PYTEST) -q -m "not slow" tests/api tests/operator tests/trainer
 
 # Two processes; each of the groups `cluster` and `charts` stays in one of them, with one control plane for all its tests.
-test: lint binaries ## every check and every test
-	OMP_NUM_THREADS=1 $(PYTEST) --numprocesses=2 --dist=loadgroup --durations=15 tests
+test: lint binaries ## every check and every test that needs no root
+	OMP_NUM_THREADS=1 $(PYTEST) --numprocesses=2 --dist=loadgroup --durations=15 tests --ignore=tests/images --ignore=tests/e2e
 
 binaries: setup ## build the Kubernetes, Helm, S3 and Prometheus programs of the tests from Go modules (20 minutes the first time, expected)
 	$(BIN)/python tests/cluster/build.py etcd kube-apiserver kubectl kube-controller-manager kube-scheduler helm versitygw promtool
@@ -58,6 +63,15 @@ nano: setup ## train the embedded base models again, from the seed (under an hou
 
 wheel: setup ## build dist/*.whl
 	$(BIN)/uv build --wheel --out-dir dist
+
+images: ## build the container images with Docker, else buildah; IMAGES="sandbox sidecar" for some, REGISTRY=HOST/ to name them for yours
+	@if docker info >/dev/null 2>&1; then build="docker build"; \
+	elif command -v buildah >/dev/null; then build="buildah bud --layers"; \
+	else echo "Images are built with Docker, which does not run here, or buildah, which is not installed" >&2; exit 1; fi; \
+	for image in $(IMAGES); do \
+		echo "== $(REGISTRY)populora/$$image:$(VERSION)"; \
+		$$build --target $$image --tag $(REGISTRY)populora/$$image:$(VERSION) --build-arg REVISION=$(REVISION) $(BUILD_ARGS) . || exit 1; \
+	done
 
 lock: setup ## resolve requirements/*.txt again from pyproject.toml; those of the images have the versions of dev.txt
 	$(LOCK) pyproject.toml --all-extras -o requirements/dev.txt
