@@ -53,7 +53,7 @@ class Lifeline:
     Attributes:
         lost: why the run cannot go on, e.g. a rank that is gone; None while all is well.
         ended: what rank 0 told; always None at rank 0.
-        asked: the signal by which another rank was asked to stop; always None but at rank 0.
+        on_asked: rank 0's; called in a thread with the signal by which another rank was asked to stop.
         wish: set it, e.g. in a signal handler, to ask rank 0 for a stop.
     """
 
@@ -68,7 +68,7 @@ class Lifeline:
     ) -> None:
         self.lost: str | None = None
         self.ended: Ended | None = None
-        self.asked: int | None = None
+        self.on_asked: Callable[[int], object] = lambda number: None
         self.wish: int | None = None
         self._rank = rank
         self._peers = dict(peers)
@@ -146,9 +146,9 @@ class Lifeline:
                 if now - sent >= interval:
                     self._send(_BEAT)
                     sent = now
-                if self.wish is not None:
-                    self.tell(stop=self.wish)
-                    self.wish = None
+                wish, self.wish = self.wish, None
+                if wish is not None:
+                    self.tell(stop=wish)
                 try:
                     ready = selector.select(interval)
                 except (OSError, ValueError):  # closed meanwhile
@@ -185,7 +185,7 @@ class Lifeline:
 
     def _take(self, peer: int, message: Mapping[str, object]) -> None:
         if "stop" in message:
-            self.asked = self.asked or int(str(message["stop"]))
+            self.on_asked(int(str(message["stop"])))
         if "failed" in message:
             self._lose(f"rank {peer} failed: {message['failed']}")
         if "end" in message and self.ended is None:
