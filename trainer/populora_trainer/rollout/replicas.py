@@ -44,7 +44,7 @@ class ServingAddress:
         """
         parts = urlsplit(text if "://" in text else f"http://{text}")
         try:
-            port = parts.port or SERVING_PORT
+            port = SERVING_PORT if parts.port is None else parts.port
         except ValueError:
             port = 0
         rest = (parts.path.strip("/"), parts.query, parts.fragment, parts.username)
