@@ -56,6 +56,13 @@ RULES: tuple[Rule, ...] = (
         "the resolved manifest, identities without a token, names of the pods",
     ),
     Rule("runs", "", ("pods",), ("list", "watch"), "see why a pod does not run, find the trainer's first pod"),
+    Rule(
+        "runs",
+        "",
+        ("namespaces",),
+        ("watch",),
+        "let go of runs that wait for a clean-up when their namespace is deleted, before a Role in it is",
+    ),
     Rule("runs", "apps", ("deployments",), _APPLIED, "sandboxes and vLLM"),
     Rule("runs", "batch", ("jobs",), _APPLIED, "trainer, evaluation and clean-up"),
     Rule("runs", "networking.k8s.io", ("networkpolicies",), _APPLIED, "what a run's pods may reach"),
@@ -74,13 +81,6 @@ RULES: tuple[Rule, ...] = (
         ("events",),
         ("list", "create", "patch"),
         "tell a person what happened to a run; learn why a Job's pods are refused, which nothing else says",
-    ),
-    Rule(
-        "runs",
-        "",
-        ("namespaces",),
-        ("watch",),
-        "let go of runs that wait for a clean-up when their namespace is deleted, before a Role in it is",
     ),
     Rule("lease", "coordination.k8s.io", ("leases",), ("get", "create", "update"), "let one replica lead at a time"),
 )

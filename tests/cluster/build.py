@@ -10,6 +10,7 @@ convention, is looked at first.
 
 import fcntl
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -127,6 +128,22 @@ def binary(name: str, say: Say = say_on_stderr) -> Path:
 def binaries(names: Sequence[str] = CONTROL_PLANE, say: Say = say_on_stderr) -> dict[str, Path]:
     """Return the paths of binaries by name, building what is missing."""
     return {name: binary(name, say) for name in names}
+
+
+def source(folder: str, module: str) -> Path:
+    """Return where the source of a module that a folder under `binaries/` pins is, fetching it where it is missing.
+
+    Raises:
+        BuildError: Go is missing, too old, or cannot fetch it.
+    """
+    go, _ = find_go()
+    command = [go, "mod", "download", "-json", module]
+    environment = {**os.environ, "GOWORK": "off", "GOFLAGS": "-mod=readonly"}
+    result = subprocess.run(command, cwd=MODULES / folder, env=environment, capture_output=True, text=True)
+    answer = json.loads(result.stdout or "{}")
+    if result.returncode or "Dir" not in answer:
+        raise BuildError(f"Go could not fetch {module}: {answer.get('Error') or result.stderr.strip()}")
+    return Path(answer["Dir"])
 
 
 def cache_folder() -> Path:

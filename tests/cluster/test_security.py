@@ -7,6 +7,7 @@ from client import Api, ApiError, Object, conditions, eventually
 from control_plane import ControlPlane
 from controller import Controller, grant, user_of
 from kubelet import Kubelet
+from monitoring import definitions
 from runs import Run, merged, read_manifest
 
 from populora_operator.permissions import role_rules
@@ -28,24 +29,12 @@ def namespace(namespace: str, api: Api) -> str:
 
 @pytest.fixture(scope="module", autouse=True)
 def _pod_monitors(api: Api) -> Iterator[None]:
-    """The kind PodMonitor, as far as the controller uses it."""
-    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    api.apply(
-        {
-            "apiVersion": "apiextensions.k8s.io/v1",
-            "kind": "CustomResourceDefinition",
-            "metadata": {"name": "podmonitors.monitoring.coreos.com"},
-            "spec": {
-                "group": "monitoring.coreos.com",
-                "scope": "Namespaced",
-                "names": {"kind": "PodMonitor", "plural": "podmonitors", "singular": "podmonitor"},
-                "versions": [{"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}],
-            },
-        }
-    )
+    """The kind PodMonitor, as the Prometheus operator defines it."""
+    (definition,) = [item for item in definitions() if item["spec"]["names"]["kind"] == "PodMonitor"]
+    api.apply(definition)
     eventually(lambda: api.list("PodMonitor", "default") == [] or None, "PodMonitors are served", ignore=ApiError)
     yield
-    api.delete("CustomResourceDefinition", "podmonitors.monitoring.coreos.com")
+    api.delete("CustomResourceDefinition", definition["metadata"]["name"])
 
 
 @pytest.fixture
