@@ -116,18 +116,17 @@ def test_labels_say_what_it_is(target: str, image: MountedImage) -> None:
 
 def test_it_holds_the_packages_of_this_tree_and_nothing_else_of_it(image: MountedImage) -> None:
     ours = {
-        path.relative_to((ROOT / package).parent).as_posix(): path.read_bytes()
+        path.relative_to((ROOT / package).parent).as_posix()
         for package in PACKAGES
         for path in (ROOT / package).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
     site = packages(image)
     theirs = {
-        path.relative_to(site).as_posix(): path.read_bytes()
+        path.relative_to(site).as_posix()
         for path in site.glob("populora_*/**/*")
         if path.is_file() and "__pycache__" not in path.parts and ".dist-info" not in str(path)
     }
-    assert theirs.keys() == ours.keys()
     assert theirs == ours
     foreign = re.compile(r"^/build/|/\.git/|/(Dockerfile|Makefile|pyproject\.toml|\.dockerignore)$")
     assert [path for path, _ in files(image) if foreign.search(path)] == []
