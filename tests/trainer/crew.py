@@ -64,8 +64,9 @@ class Crew:
         return self.ask(task, *([argument] * self.size for argument in arguments))
 
     def close(self) -> None:
+        # Later children hold the pipes of earlier ones too: closing them would tell nobody.
         for pipe in self._pipes:
-            pipe.close()
+            pipe.send(None)
         for process in self._processes:
             process.join(60)
             if process.is_alive():
@@ -79,10 +80,10 @@ def _work(rank: int, size: int, port: int, pipe: Connection, tasks: dict[str, Ca
     world: World = world_from(os.environ)
     with joined(world, on_gpus=False) as group:
         while True:
-            try:
-                task, arguments = pipe.recv()
-            except EOFError:
+            message = pipe.recv()
+            if message is None:
                 break
+            task, arguments = message
             try:
                 pipe.send(tasks[task](group, *arguments))
             except Exception as error:

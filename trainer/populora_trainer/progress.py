@@ -2,12 +2,13 @@
 
 import asyncio
 import json
-import signal
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+import os
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import fmean
-from types import FrameType
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
@@ -19,10 +20,14 @@ from populora_trainer.diagnostics.endpoint import Endpoint
 from populora_trainer.diagnostics.records import RunStatus, StepMetrics
 from populora_trainer.diagnostics.report import render
 from populora_trainer.diagnostics.report_data import read_run
+from populora_trainer.interrupts import Interrupts
 from populora_trainer.nano.registry import SCHEME, builtin_notice
 from populora_trainer.session import Events, open_session
 from populora_trainer.storage.logs import read_log
 from populora_trainer.storage.store import ObjectStore
+
+if TYPE_CHECKING:
+    from populora_trainer.ranks.group import Group
 
 _TERMINATION_BYTES = 4096  # what Kubernetes keeps of a container's termination message
 
@@ -30,24 +35,28 @@ _TERMINATION_BYTES = 4096  # what Kubernetes keeps of a container's termination 
 def train_in_terminal(
     manifest: PopulationRun,
     again: str,
-    listen: str | None = None,
+    endpoint: Endpoint | None = None,
     from_step: int | None = None,
     allow_missing: Collection[str] = (),
     threads: int | None = None,
     services: Services = ALONE,
     leave_status: Path | None = None,
+    grace_seconds: float | None = None,
+    group: "Group | None" = None,
 ) -> int | None:
     """Train what a manifest describes, and show it.
 
     Args:
         manifest: with `storage.uri` set to where the run lives.
         again: the command that goes on with it, for who stops it.
-        listen: HOST:PORT of the endpoint, or None.
+        endpoint: what serves `/metrics` and `/status` once the run is open, or None; the caller closes it.
         from_step: go back to this checkpoint first.
         allow_missing: isolation layers that this machine may lack.
         threads: of torch, or None for those that the run began with.
         services: what runs elsewhere.
         leave_status: file that gets the last answer of `/status`, or None.
+        grace_seconds: what the step may take after a signal; the run is then left at its last checkpoint.
+        group: the ranks that compute, of which this is rank 0; None where it computes alone.
 
     Returns:
         The signal that stopped the run before its last step, None where it is complete.
@@ -61,20 +70,25 @@ def train_in_terminal(
     place = str(manifest.spec.storage.folder or manifest.spec.storage.uri)
     _introduce(console, manifest, place)
     with ExitStack() as stack:
-        interrupt = stack.enter_context(_interrupts(console))
+        interrupts = stack.enter_context(
+            Interrupts(lambda sentence: console.print(sentence), grace_seconds, lambda number: _abandon(number, group))
+        )
+        if group is not None:
+            group.lifeline.on_asked = interrupts.hear
         view = stack.enter_context(_View(console, steps))
         session = stack.enter_context(
             open_session(
                 manifest,
-                events=Events(view.phase, view.step, lambda: interrupt() is not None, view.say),
+                events=Events(view.phase, view.step, lambda: interrupts.asked is not None, view.say),
                 from_step=from_step,
                 allow_missing=allow_missing,
                 threads=threads,
                 services=services,
+                group=group,
             )
         )
-        if listen is not None:
-            endpoint = stack.enter_context(Endpoint(listen, session.monitor))
+        if endpoint is not None:
+            endpoint.serve(session.monitor)
             view.say(f"Serving {endpoint.url}/metrics and {endpoint.url}/status")
         if session.resumed is not None:
             view.resume(session.resumed)
@@ -91,7 +105,7 @@ def train_in_terminal(
         return None
     console.print(f"Stopped after step {step} of {steps}; nothing is lost. Go on with:", soft_wrap=True)
     console.print(f"  {again}", soft_wrap=True, markup=False)
-    return interrupt()
+    return interrupts.asked
 
 
 def _introduce(console: Console, manifest: PopulationRun, place: str) -> None:
@@ -197,6 +211,12 @@ def _conclude(console: Console, store: ObjectStore, place: str, steps: int) -> N
             ends = (_mean_at([evaluations[end]], ("held_out", kind, "overall")) for end in (0, -1))
             table.add_row(f"held-out solve rate, {label}", *ends)
     console.print(table)
+    console.print(
+        "In training, teachers are paid for harder problems and the solve rate is a balance of power: it may fall while "
+        "students improve. The held-out problems stay the same, so that their rate is the progress.",
+        style="dim",
+        soft_wrap=True,
+    )
     store.put("report.html", render([read_run(store, place)]).encode())
     console.print(f"Report: {place}/report.html", soft_wrap=True, markup=False)
 
@@ -218,29 +238,14 @@ def _leave(console: Console, status: RunStatus, path: Path) -> None:
         )
 
 
-@contextmanager
-def _interrupts(console: Console) -> Iterator[Callable[[], int | None]]:
-    """Turn the first SIGINT or SIGTERM into a wish to stop after this step; a SIGINT after it ends at once.
-
-    Yields who asked: a function that returns the first signal's number, None as long as there was none.
-    """
-    asked: int | None = None
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        if asked is not None and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        asked = asked or number
-        # The signal may have come in the middle of a line to the same stream, which allows no second one inside.
-        with suppress(RuntimeError):
-            console.print("Stopping after this step; Ctrl-C again stops now, at the last checkpoint.")
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _abandon(number: int, group: "Group | None") -> None:
+    """End all processes of the run at once, which goes on at its last checkpoint as after a kill."""
+    sentence = "The step takes longer than --grace allows; the run is left at its last checkpoint"
+    if group is not None:
+        group.lifeline.end(128 + number, sentence)
+    print(sentence, flush=True)
+    sys.stderr.flush()
+    os._exit(128 + number)
 
 
 def _at(record: Mapping[str, object], path: Sequence[str]) -> float | None:

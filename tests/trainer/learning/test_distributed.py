@@ -157,7 +157,7 @@ def test_an_update_on_ranks_is_the_update_on_one(
 def test_ranks_without_rows_and_members_without_tokens_take_the_same_step(
     crew: Crew, make_population: Population
 ) -> None:
-    expected, single = alone(make_population, SETTINGS, [full(1, 9)])
+    expected, _ = alone(make_population, SETTINGS, [full(1, 9)])
     crew.same("begin", SETTINGS, None)
     metrics = crew.same("update", [full(1, 9)])[0]
     states = crew.same("state")

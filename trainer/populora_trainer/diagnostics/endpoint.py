@@ -7,6 +7,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 
+from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from populora_trainer.diagnostics.prometheus import RunMonitor
@@ -33,25 +34,25 @@ def parse_listen(listen: str) -> tuple[str, int]:
 
 
 class Endpoint:
-    """Serves a monitor over HTTP in daemon threads from construction until `close`; a context manager.
+    """An address that is taken at once, and serves a monitor over HTTP in daemon threads; a context manager.
+
+    Connections are refused until `serve`, so that whoever asks sees that the run is not there yet.
 
     Attributes:
         host: the address that is bound.
         port: the port that is bound, also where 0 was asked for.
     """
 
-    def __init__(self, listen: str, monitor: RunMonitor) -> None:
-        """Bind and serve.
+    def __init__(self, listen: str) -> None:
+        """Bind.
 
         Raises:
             PopuloraError: the address is malformed, taken, or not this machine's.
         """
         host, port = parse_listen(listen)
 
-        class Handler(_Handler):
-            pass
-
-        Handler.monitor = monitor
+        self._listen = listen
+        self._thread: threading.Thread | None = None
         try:
             family, *_, address = socket.getaddrinfo(
                 host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -62,14 +63,43 @@ class Endpoint:
                 daemon_threads = True
                 block_on_close = False
 
-            self._server = Server((str(address[0]), int(address[1])), Handler)
+            self._server = Server((str(address[0]), int(address[1])), _Handler, bind_and_activate=False)
+            try:
+                self._server.server_bind()
+            except OSError:
+                self._server.server_close()
+                raise
         except OSError as error:
-            raise PopuloraError(f"--listen {listen}: cannot serve there ({error.strerror or error}).") from error
+            raise self._explained(error) from error
         self.host, self.port = self._server.server_address[:2]
+
+    def serve(self, monitor: RunMonitor | None) -> "Endpoint":
+        """Answer from now on, and return itself.
+
+        Without a monitor, as in a process that only computes for another, `/status` is not found and `/metrics` is
+        empty, so that it can be probed and scraped like any other.
+
+        Raises:
+            PopuloraError: another process that had taken the address too was faster.
+        """
+
+        class Handler(_Handler):
+            pass
+
+        Handler.monitor = monitor
+        self._server.RequestHandlerClass = Handler
+        try:
+            self._server.server_activate()
+        except OSError as error:
+            raise self._explained(error) from error
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(_POLL_SECONDS,), name="populora-endpoint", daemon=True
         )
         self._thread.start()
+        return self
+
+    def _explained(self, error: OSError) -> PopuloraError:
+        return PopuloraError(f"--listen {self._listen}: cannot serve there ({error.strerror or error}).")
 
     @property
     def url(self) -> str:
@@ -79,9 +109,10 @@ class Endpoint:
 
     def close(self) -> None:
         """Stop serving and free the port."""
-        self._server.shutdown()
+        if self._thread is not None:
+            self._server.shutdown()
+            self._thread.join()
         self._server.server_close()
-        self._thread.join()
 
     def __enter__(self) -> "Endpoint":
         return self
@@ -93,7 +124,7 @@ class Endpoint:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    monitor: RunMonitor
+    monitor: RunMonitor | None
     timeout = _REQUEST_TIMEOUT_SECONDS
     protocol_version = "HTTP/1.1"
     server_version = "populora"
@@ -103,8 +134,9 @@ class _Handler(BaseHTTPRequestHandler):
         match self.path.partition("?")[0]:
             case "/metrics":
                 encode, content_type = choose_encoder(self.headers.get("Accept", ""))
-                self._answer(HTTPStatus.OK, encode(self.monitor.registry), content_type)
-            case "/status":
+                registry = CollectorRegistry() if self.monitor is None else self.monitor.registry
+                self._answer(HTTPStatus.OK, encode(registry), content_type)
+            case "/status" if self.monitor is not None:
                 body = json.dumps(self.monitor.status(), allow_nan=False, indent=2).encode() + b"\n"
                 self._answer(HTTPStatus.OK, body, "application/json")
             case "/healthz":

@@ -41,11 +41,13 @@ class Group:
     Attributes:
         world: this process's place.
         lifeline: its connection beside the collective operations.
+        code: rank 0's; what all exit with once it is done.
     """
 
     def __init__(self, world: World, lifeline: Lifeline, objects: dist.ProcessGroup, gradients: dist.ProcessGroup):
         self.world = world
         self.lifeline = lifeline
+        self.code = 0
         self._objects = objects
         self._gradients = gradients
         self._ready = True  # the others wait for a command
@@ -64,6 +66,7 @@ class Group:
         """
         command: object = self._scatter(None)
         if isinstance(command, End):
+            dist.destroy_process_group()
             raise Ended(command.code, command.reason)
         return command
 
@@ -119,6 +122,27 @@ class Group:
 
 
 @contextmanager
+def leading(world: World, *, on_gpus: bool) -> Iterator[Group]:
+    """Meet the other ranks as rank 0, and let them end as this process does.
+
+    Without an error all exit with the group's `code`, with an error as the command line does: with the code of the
+    error, 130 for an interrupt, 1 for any other.
+
+    Raises:
+        RanksError: they cannot be met.
+    """
+    with joined(world, on_gpus=on_gpus) as group:
+        try:
+            yield group
+        except BaseException as error:
+            interrupted = isinstance(error, KeyboardInterrupt)
+            code = 130 if interrupted else getattr(error, "exit_code", 1)
+            group.end(code, None if interrupted else str(error) or type(error).__name__)
+            raise
+        group.end(group.code, None)
+
+
+@contextmanager
 def joined(world: World, *, on_gpus: bool) -> Iterator[Group]:
     """Meet the other ranks at MASTER_ADDR and MASTER_PORT.
 
@@ -138,13 +162,16 @@ def joined(world: World, *, on_gpus: bool) -> Iterator[Group]:
     except RuntimeError as error:
         sentence = " ".join(str(error).split())[:300]
         raise RanksError(f"rank {world.rank} cannot meet the others of {world.size}: {sentence}") from error
-    with lifeline:
-        objects = dist.new_group(backend="gloo", timeout=_WHOLE_STEP)
-        gradients = dist.new_group(backend="nccl", timeout=_GRADIENTS) if on_gpus else objects
-        # The type has a number for processes that are no part of a group; all are part of these.
-        assert not isinstance(objects, int)
-        assert not isinstance(gradients, int)
+    objects = dist.new_group(backend="gloo", timeout=_WHOLE_STEP)
+    gradients = dist.new_group(backend="nccl", timeout=_GRADIENTS) if on_gpus else objects
+    # The type has a number for processes that are no part of a group; all are part of these.
+    assert not isinstance(objects, int)
+    assert not isinstance(gradients, int)
+    try:
         yield Group(world, lifeline, objects, gradients)
+    finally:
+        # The connections stay until the process is gone: that is what the others wait for.
+        lifeline.leave()
 
 
 def _lifeline(world: World, host: str) -> Lifeline:

@@ -1,0 +1,66 @@
+"""Signals that ask a run to stop: what the first and the second one mean, and how long the step may still take."""
+
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType, TracebackType
+
+_STOPS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupts:
+    """Takes the first SIGINT or SIGTERM as a wish to stop after this step; a SIGINT after it ends at once.
+
+    A context manager: signals mean that between its begin and its end.
+
+    Args:
+        say: prints a sentence.
+        grace_seconds: after which the step is no longer waited for; None waits for it however long it takes.
+        abandon: then called in a thread, with the first signal; it must end the process.
+
+    Attributes:
+        asked: the first signal, None as long as there was none.
+    """
+
+    def __init__(
+        self,
+        say: Callable[[str], object],
+        grace_seconds: float | None = None,
+        abandon: Callable[[int], object] = lambda number: None,
+    ) -> None:
+        self.asked: int | None = None
+        self._say = say
+        self._grace = grace_seconds
+        self._abandon = abandon
+        self._timer: threading.Timer | None = None
+
+    def hear(self, number: int) -> None:
+        """Take a signal that came to another process of this run."""
+        if self.asked is not None:
+            return
+        self.asked = number
+        if self._grace is not None:
+            self._timer = threading.Timer(self._grace, self._abandon, (number,))
+            self._timer.daemon = True
+            self._timer.start()
+        # A signal may have come in the middle of a line to the same stream, which allows no second one inside.
+        with suppress(RuntimeError):
+            self._say("Stopping after this step; Ctrl-C again stops now, at the last checkpoint.")
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        if self.asked is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.hear(number)
+
+    def __enter__(self) -> "Interrupts":
+        self._before = {number: signal.signal(number, self._take) for number in _STOPS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
