@@ -595,6 +595,33 @@ def test_a_run_in_a_queue_waits_until_kueue_admits_its_jobs(api, kubelet, namesp
     run.until("Completed")
 
 
+def test_a_run_whose_queue_takes_the_trainer_back_waits_and_goes_on_at_the_same_step(api, kubelet, namespace):
+    training = kubelet.training("nano-4x4")
+    training.limit = 4
+    run = Run.create(api, namespace, NANO, scheduling={"queueName": "gpus"}, retries=0)
+    (job,) = eventually(run.jobs, "the trainer's Job", otherwise=run.explain)
+    # Kueue admits with changes of its own, takes back by suspending, and admits again, perhaps elsewhere.
+    place = {"metadata": {"annotations": {"flavor": "a"}}, "spec": {"nodeSelector": {"kubernetes.io/hostname": NODE}}}
+    admit = {"spec": {"suspend": False, "template": place}}
+    api.patch("Job", job["metadata"]["name"], admit, namespace)
+    run.until_step(4)
+    (first,) = run.pods("trainer")
+    api.patch("Job", job["metadata"]["name"], {"spec": {"suspend": True}}, namespace)
+    run.until_condition("TrainersReady", "Queued", "False")
+    eventually(lambda: not run.pods("trainer"), "its pods are gone", otherwise=run.explain)
+    assert run.phase() == "Pending"
+    training.limit = None
+    api.patch("Job", job["metadata"]["name"], {"spec": {"suspend": False}}, namespace)
+    status = run.until("Completed")
+    assert (status["attempts"], training.first_steps) == (1, [0, 4])
+    (same,) = run.jobs()
+    assert same["metadata"]["uid"] == job["metadata"]["uid"]
+    assert same["spec"]["template"]["spec"]["nodeSelector"] == {"kubernetes.io/hostname": NODE}
+    ended = {pod["metadata"]["uid"] for pod in api.list("Pod", namespace, "app.kubernetes.io/component=trainer")}
+    assert ended
+    assert first["metadata"]["uid"] not in ended
+
+
 def _left_overs(api: Api, namespace: str, run: str) -> list[str]:
     kinds = ("ConfigMap", "Service", "ServiceAccount", "Deployment", "Job", "NetworkPolicy", "Pod")
     return [
