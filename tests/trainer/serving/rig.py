@@ -1,4 +1,4 @@
-"""A sidecar in this process between a run's storage and a played vLLM, with limits so short that tests need not wait."""
+"""A sidecar in this process between a run's storage and a played vLLM, with limits that let no test wait."""
 
 import asyncio
 import hashlib
