@@ -1,13 +1,26 @@
 """The decision logic alone: outcomes of runs are made up here, nothing is executed."""
 
+import marshal
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from populora_trainer.sandbox import Case, Judgement, Limits, Verdict
-from populora_trainer.sandbox.judging import Outcome, Run, join, judge, read_record
+from populora_trainer.sandbox.judging import Outcome, Program, Run, join, judge, read_compiled, read_record
+from populora_trainer.sandbox.literals import canonical_arguments
+from populora_trainer.sandbox.program import CODE, FRAME, REFUSED, UNDECIDED
 
 LIMITS = Limits(max_output_chars=50, max_program_chars=100)
 NONCE = b"12345678"
 RUN = Run("p", ("1", "2"))
+
+
+def arguments_of(job_inputs: str | bytes) -> list[tuple[object, ...]]:
+    """Return the inputs as a child gets them."""
+    if isinstance(job_inputs, bytes):
+        return marshal.loads(job_inputs)
+    return eval(job_inputs, {"__builtins__": {"set": set}})
 
 
 def decide(case: Case, *outcomes: Outcome) -> tuple[list[Run], Judgement]:
@@ -61,8 +74,8 @@ def test_outputs_that_do_not_match_the_inputs_are_the_caller_s_error() -> None:
 
 
 def test_the_second_run_takes_the_inputs_backwards() -> None:
-    assert RUN.job_inputs(second=False) == "[(1,), (2,)]"
-    assert RUN.job_inputs(second=True) == "[(2,), (1,)]"
+    assert arguments_of(RUN.job_inputs(second=False)) == [(1,), (2,)]
+    assert arguments_of(RUN.job_inputs(second=True)) == [(2,), (1,)]
     assert read_record(NONCE + b"valid\n20\n10", NONCE, RUN, second=True, limits=LIMITS).outputs == ("10", "20")
 
 
@@ -113,3 +126,73 @@ def test_an_answer_program_is_malformed_exactly_when_it_was_refused_before_runni
     _, judgement = decide(case, Outcome(verdict))
     refused = {"bad_literal", "input_limit", "syntax_error", "missing_entry", "forbidden_import", "forbidden_name"}
     assert judgement.kind == ("malformed" if verdict in refused else "wrong")
+
+
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.complex_numbers(allow_nan=False, allow_infinity=False),
+    st.text(max_size=8),
+    st.binary(max_size=8),
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4),
+        st.lists(inner, max_size=4).map(tuple),
+        st.dictionaries(st.text(max_size=3), inner, max_size=3),
+        st.sets(st.integers(0, 64), max_size=4),
+    ),
+    max_leaves=12,
+)
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(VALUES, max_size=3).map(tuple), min_size=1, max_size=3))
+def test_a_child_gets_the_very_values_that_the_literals_say(arguments: list[tuple[object, ...]]) -> None:
+    texts = tuple(canonical_arguments(one, 100_000) for one in arguments)
+    said = eval("[" + ", ".join(f"({text},)" if text else "()" for text in texts) + "]", {"set": set})
+    assert repr(arguments_of(Run("p", texts).job_inputs(second=False))) == repr(said)
+
+
+@pytest.mark.parametrize("text", ["{16, 8, 0}", "set()", "[{1}]", "'set()'"])
+def test_what_may_hold_a_set_is_written_out_as_its_order_is_that_of_its_making(text: str) -> None:
+    assert Run("p", (text,)).job_inputs(second=False) == f"[({text},)]"
+
+
+def test_inputs_as_deep_as_allowed_are_handed_over() -> None:
+    text = "[" * 50 + "]" * 50
+    assert arguments_of(Run("p", (text,)).job_inputs(second=False)) == [(eval(text),)]
+
+
+def frame(kind: int, payload: bytes = b"") -> bytes:
+    return FRAME.pack(kind, len(payload)) + payload
+
+
+COMPILED = NONCE + frame(CODE, b"code") + frame(UNDECIDED) + frame(REFUSED, b"syntax_error\nline\t1: \xff")
+
+
+def test_compiled_programs_get_their_code_or_their_refusal() -> None:
+    one, two, three = programs = [Program(text) for text in "123"]
+    read_compiled(COMPILED, NONCE, programs)
+    assert (one.code, one.refusal) == (b"code", None)
+    assert (two.code, two.refusal) == (None, None)
+    assert (three.code, three.refusal) == (None, Outcome(Verdict.SYNTAX_ERROR, detail="line 1: \ufffd"))
+
+
+@given(st.integers(0, len(COMPILED)), st.binary(max_size=20))
+def test_a_compilation_that_was_cut_short_leaves_the_rest_to_the_runs(end: int, more: bytes) -> None:
+    whole, cut = ([Program(text) for text in "123"] for _ in range(2))
+    read_compiled(COMPILED, NONCE, whole)
+    read_compiled(COMPILED[:end], NONCE, cut)
+    assert all(program == other or program == Program(other.source) for program, other in zip(cut, whole, strict=True))
+    read_compiled(more, NONCE, cut)
+
+
+@pytest.mark.parametrize("verdict", ["valid", "correct", "timeout", "crashed", "nonsense", ""])
+def test_a_compilation_can_refuse_and_nothing_else(verdict: str) -> None:
+    program = Program("p")
+    read_compiled(NONCE + frame(REFUSED, f"{verdict}\n1".encode()), NONCE, [program])
+    assert program == Program("p")

@@ -316,3 +316,56 @@ def test_a_line_that_is_no_case_is_named_after_the_results_before_it(line: str, 
     assert "<stdin>, line 2: " in str(result.exception)
     assert message in str(result.exception)
     assert [json.loads(text)["id"] for text in result.output.splitlines()] == ["a"]
+
+
+# Each level doubles the code of the one below, as a finally block is compiled once for every way into it.
+BOMB = (
+    "def f(x):\n"
+    + "".join("    " * level + "try: pass\n" + "    " * level + "finally:\n" for level in range(1, 19))
+    + "    " * 19
+    + "x += 1\n    return x\n"
+)
+
+
+def test_a_program_that_the_compiler_chokes_on_costs_the_others_of_its_batch_no_verdict() -> None:
+    cases = [Case(str(number), "code_o", f"def f(x): return x + {number}", ("1",)) for number in range(20)]
+    cases[7:7] = [Case("bomb", "code_o", BOMB, ("1",)), Case("open", "code_o", "def f(x: return", ("1",))]
+    with SandboxPool(workers=1, timeout_seconds=0.3, memory_mib=128) as pool:
+        judgements = {judgement.id: judgement for judgement in judge(pool, *cases)}
+        (alone,) = judge(pool, Case("bomb", "code_o", BOMB, ("1",)))
+    assert {judgements[str(number)].outputs for number in range(20)} == {(str(1 + number),) for number in range(20)}
+    assert judgements["open"].verdict == "syntax_error"
+    assert judgements["bomb"].kind == "invalid"
+    assert judgements["bomb"].verdict == alone.verdict
+
+
+@pytest.mark.parametrize("literal", ["{16, 8, 0}", "{0, 8, 16}", "{'b', 'a'} and {24, 8, 16}"])
+def test_the_order_of_a_set_does_not_depend_on_who_compiled_the_program(literal: str) -> None:
+    program = f"def f(x): return [one for one in {literal}] + [x]"
+    cases = [Case(str(number), "code_o", f"{program}  # {number}", (str(number),)) for number in range(6)]
+    with SandboxPool(workers=1) as pool:
+        together = judge(pool, *cases)
+        apart = [judge(pool, case)[0] for case in cases]
+    assert together == apart
+    assert together[0].outputs == (repr([*eval(literal), 0]),)
+
+
+def test_a_batch_of_one_program_with_many_inputs_gives_every_case_its_own_output() -> None:
+    cases = [Case(str(number), "code_o", "def f(x): return x * x", (str(number),)) for number in range(40)]
+    with SandboxPool(workers=2) as pool:
+        assert [judgement.outputs for judgement in judge(pool, *cases)] == [(str(n * n),) for n in range(40)]
+
+
+def test_a_case_that_is_the_callers_error_fails_its_batch_and_no_other() -> None:
+    wrong = Case("wrong", "code_f", GOOD.program, ("1",), outputs=("1", "2"))
+
+    async def both(pool: SandboxPool) -> list[object]:
+        batches = ([*[GOOD] * 3, wrong, *[GOOD] * 30], [wrong], [GOOD] * 5)
+        return await asyncio.gather(*(pool.judge(batch) for batch in batches), return_exceptions=True)
+
+    with SandboxPool(workers=1) as pool:
+        first, second, third = asyncio.run(both(pool))
+        assert isinstance(first, ValueError)
+        assert isinstance(second, ValueError)
+        assert isinstance(third, list)
+        assert [judgement.verdict for judgement in judge(pool, GOOD)] == ["valid"]

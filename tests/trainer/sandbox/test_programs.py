@@ -83,3 +83,17 @@ def test_an_answer_gets_its_class(entry: dict, judgements: dict[str, Judgement])
     assert (judgement.verdict, judgement.kind) == (entry["verdict"], entry["class"]), judgement
     if "output" in entry:
         assert judgement.outputs == (entry["output"],)
+
+
+def test_a_program_alone_is_judged_as_among_others(judgements: dict[str, Judgement]) -> None:
+    """Alone it compiles itself; in a batch, a process that runs nothing compiles it with others."""
+    entries = [entry for entry in ALL if judgements[entry["id"]].verdict not in ("timeout", "memory", "crashed")]
+    assert len(entries) > 150
+
+    async def alone(pool: SandboxPool) -> list[Judgement]:
+        return [one for entry in entries for one in await pool.judge([case_of(entry)])]
+
+    with SandboxPool(workers=2, timeout_seconds=5, memory_mib=256) as pool:
+        for judgement in asyncio.run(alone(pool)):
+            other = judgements[judgement.id]
+            assert (judgement.verdict, judgement.kind, judgement.outputs) == (other.verdict, other.kind, other.outputs)

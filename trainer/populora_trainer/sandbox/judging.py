@@ -1,9 +1,12 @@
 """How a case is decided: pure logic that asks for runs and never runs anything itself."""
 
-from collections.abc import Generator
+import functools
+import marshal
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 from populora_trainer.sandbox import literals
+from populora_trainer.sandbox.program import CODE, FRAME, REFUSED
 from populora_trainer.sandbox.verdicts import REFUSED_BEFORE_RUNNING, Case, Judgement, Kind, Limits, Verdict
 
 _DETAIL_CHARS = 200
@@ -26,14 +29,22 @@ class Run:
     program: str
     inputs: tuple[str, ...]
 
-    def job_inputs(self, second: bool) -> str:
-        """Return the literal list of argument tuples; reversed in the second run.
+    def job_inputs(self, second: bool) -> str | bytes:
+        """Return the list of argument tuples, marshalled or as a literal; reversed in the second run.
 
         All inputs of a run share one process. A program whose outputs depend on earlier calls gives different outputs
         in reversed order, and is found out as non-deterministic at no further cost.
         """
-        inputs = self.inputs[::-1] if second else self.inputs
-        return "[" + ", ".join([f"({arguments},)" if arguments else "()" for arguments in inputs]) + "]"
+        return _as_job(self.inputs[::-1] if second else self.inputs)
+
+
+@functools.lru_cache(maxsize=256)  # a single input is the same in both runs
+def _as_job(inputs: tuple[str, ...]) -> str | bytes:
+    text = "[" + ", ".join([f"({arguments},)" if arguments else "()" for arguments in inputs]) + "]"
+    # Marshalling sorts a set, and the order in which it is built can be seen in the order of its elements.
+    if "{" in text or "set()" in text:
+        return text
+    return marshal.dumps([literals.parse_arguments(arguments, len(arguments)) for arguments in inputs])
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +73,55 @@ def read_record(record: bytes, nonce: bytes, run: Run, *, second: bool, limits: 
         return garbled
     verdict = Verdict(head)
     if verdict is not Verdict.VALID:
-        detail = "".join([character if character.isprintable() else " " for character in text[:_DETAIL_CHARS]])
-        return Outcome(verdict, detail=detail)
+        return Outcome(verdict, detail=_printable(text))
     outputs = tuple(text.split("\n"))
     if len(outputs) != len(run.inputs) or not all(
         literals.is_canonical(output, limits.max_output_chars) for output in outputs
     ):
         return garbled
     return Outcome(verdict, outputs[::-1] if second else outputs)
+
+
+@dataclass(slots=True)
+class Program:
+    """A program on its way to its runs.
+
+    Attributes:
+        source: its text.
+        tried: whether it was given to a compilation; without code, its runs compile it themselves.
+        code: the marshalled code object.
+        refusal: why it is not to be run.
+    """
+
+    source: str
+    tried: bool = False
+    code: bytes | None = None
+    refusal: Outcome | None = None
+
+
+def read_compiled(record: bytes, nonce: bytes, programs: Sequence[Program]) -> None:
+    """Note in the programs what the process that compiled them wrote, as far as it came.
+
+    Code is handed on as it is, since only an isolated child may load it.
+    """
+    if not record.startswith(nonce):
+        return
+    position = len(nonce)
+    for program in programs:
+        if len(record) < position + FRAME.size:
+            return
+        kind, size = FRAME.unpack_from(record, position)
+        position += FRAME.size
+        payload = record[position : position + size]
+        position += size
+        if len(payload) < size:
+            return
+        if kind == CODE:
+            program.code = payload
+        elif kind == REFUSED:
+            head, _, text = payload.decode(errors="replace").partition("\n")
+            if head in REFUSED_BEFORE_RUNNING:
+                program.refusal = Outcome(Verdict(head), detail=_printable(text))
 
 
 def join(first: Outcome, second: Outcome) -> Outcome:
@@ -157,6 +209,10 @@ def _literal_verdict(error: ValueError) -> Verdict:
 
 def _too_long(what: str, limits: Limits) -> str:
     return f"{what} longer than {limits.max_program_chars} characters"
+
+
+def _printable(text: str) -> str:
+    return "".join([character if character.isprintable() else " " for character in text[:_DETAIL_CHARS]])
 
 
 def _short(text: str) -> str:

@@ -3,6 +3,9 @@
 That thread is the deciding side. It parses literals and compares texts, and runs no code of any program. Each worker
 is a pair of lanes, one per hash seed, so that `workers` hanging programs stall the pool for one timeout, and honest
 programs beside them wait for nothing else.
+
+The programs of a batch are compiled some at a time in a child that runs none of them, as a compiler is slow in a
+process that was just forked; see program.py. One that the compiler hangs or ends on is left to its own runs.
 """
 
 import asyncio
@@ -22,10 +25,10 @@ from typing import Self
 
 from populora_trainer.errors import SandboxError
 from populora_trainer.sandbox import judging, policy
-from populora_trainer.sandbox.judging import Outcome, Run
+from populora_trainer.sandbox.judging import Outcome, Program, Run
 from populora_trainer.sandbox.kernel import OPTIONAL_LAYERS
 from populora_trainer.sandbox.lane import PIPE_BYTES, Lane
-from populora_trainer.sandbox.program import Job
+from populora_trainer.sandbox.program import FRAME, MAX_CODE_BYTES, Compilation, Job
 from populora_trainer.sandbox.verdicts import Case, Judgement, Limits, Verdict
 from populora_trainer.sandbox.zygote import WALL_FACTOR
 
@@ -35,6 +38,10 @@ _NONCE_BYTES = 8
 _GRACE_SECONDS = 10.0  # beyond a run's last moment, after which its zygote counts as stuck
 _MAX_STARTS = 3  # in a row without a finished run
 _ATTEMPTS = 2  # of a run whose zygote ended under it
+_COMPILED_TOGETHER = 16  # programs at most
+_COMPILED_CHARS = 1 << 16  # of them together, where there is more than one
+_COMPILE_SECONDS = 0.5  # of processor time for them together; a run's timeout where that is less
+_WORTH_COMPILING = 3  # runs under the first hash seed that wait for it
 
 
 class SandboxPool:
@@ -105,6 +112,10 @@ class _Batch:
     next_case: int = 0
     open_cases: int = 0
     executions: dict[Run, "_Execution"] = field(default_factory=dict)
+    programs: dict[str, Program] = field(default_factory=dict)
+    fresh: deque["_Execution"] = field(default_factory=deque)  # whose program might be compiled first
+    ready: deque["_Execution"] = field(default_factory=deque)
+    queued: bool = True
 
 
 @dataclass(eq=False)
@@ -112,6 +123,7 @@ class _Execution:
     """A run on its way through both seeds, with the cases that wait for it."""
 
     run: Run
+    program: Program
     batch: _Batch
     waiting: list[tuple[int, Generator[Run, Outcome, Judgement]]]
     first: Outcome | None = None
@@ -119,6 +131,19 @@ class _Execution:
     attempts: int = 0
     nonce: bytes = b""
     deadline: float = 0.0
+    max_record: int = 0
+
+
+@dataclass(eq=False)
+class _Compiling:
+    """Programs that are being compiled, and the executions that wait for them."""
+
+    batch: _Batch
+    executions: list[_Execution]
+    programs: list[Program]
+    nonce: bytes
+    deadline: float
+    max_record: int
 
 
 class _Dispatcher(threading.Thread):
@@ -135,10 +160,10 @@ class _Dispatcher(threading.Thread):
         self._workers = workers
         self._selector = selectors.DefaultSelector()
         self._lanes: list[Lane | None] = [None] * (2 * workers)  # the seed of lane i is i % 2
-        self._running: dict[int, _Execution] = {}
+        self._running: dict[int, _Execution | _Compiling] = {}
         self._idle: tuple[set[int], set[int]] = (set(), set())
-        self._queues: tuple[deque[_Execution], deque[_Execution]] = (deque(), deque())
-        self._batches: deque[_Batch] = deque()
+        self._second_runs: deque[_Execution] = deque()
+        self._batches: deque[_Batch] = deque()  # with first runs to start; they take turns
         self._open: set[_Batch] = set()
         self._broken: set[int] = set()  # lanes to replace
         self._starts = 0
@@ -252,18 +277,23 @@ class _Dispatcher(threading.Thread):
                 self._selector.unregister(lane.result_fd)
             lane.kill()
         self._idle[index % 2].discard(index)
-        execution = self._running.pop(index, None)
+        running = self._running.pop(index, None)
         self._starts += 1
         if self._starts > _MAX_STARTS:
             raise SandboxError(f"verifier workers ended {_MAX_STARTS} times in a row without finishing a run")
         self._lanes[index] = self._spawn(index)
         self._admit(index)
-        if execution:
-            execution.attempts += 1
-            if execution.attempts < _ATTEMPTS:
-                self._queues[index % 2].appendleft(execution)
+        if isinstance(running, _Compiling):
+            self._compiled(running)
+        elif running:
+            running.attempts += 1
+            if running.attempts >= _ATTEMPTS:
+                self._settle(running, Outcome(Verdict.CRASHED, detail="its worker ended with it, twice"))
+            elif index % 2 == 0:
+                running.batch.ready.appendleft(running)
+                self._queue(running.batch)
             else:
-                self._settle(execution, Outcome(Verdict.CRASHED, detail="its worker ended with it, twice"))
+                self._second_runs.appendleft(running)
 
     # Serving
 
@@ -276,7 +306,7 @@ class _Dispatcher(threading.Thread):
             else:
                 self._finish(key.data)
         now = time.monotonic()
-        self._broken |= {index for index, execution in self._running.items() if execution.deadline < now}
+        self._broken |= {index for index, running in self._running.items() if running.deadline < now}
         while self._broken:
             self._replace(self._broken.pop())
         self._dispatch()
@@ -287,8 +317,8 @@ class _Dispatcher(threading.Thread):
         return lane
 
     def _collect(self, index: int) -> None:
-        lane, execution = self._lane(index), self._running.get(index)
-        if execution and not lane.collect(self._max_record(execution)):
+        lane, running = self._lane(index), self._running.get(index)
+        if running and not lane.collect(running.max_record):
             self._selector.unregister(lane.result_fd)  # the program now waits for its deadline
 
     def _receive(self) -> None:
@@ -300,36 +330,46 @@ class _Dispatcher(threading.Thread):
             self._open.add(batch)
 
     def _dispatch(self) -> None:
-        while True:
-            # Second runs first: they finish cases.
-            for seed in (1, 0):
-                while self._idle[seed] and (execution := self._next(seed)):
-                    self._launch(self._idle[seed].pop(), execution)
-            if not (self._idle[0] and self._batches):
-                return
-            self._open_next_case()
+        while self._second_runs and self._idle[1]:
+            execution = self._second_runs.popleft()
+            if execution.batch.future.done():  # cancelled or failed
+                self._open.discard(execution.batch)
+            else:
+                self._launch(self._idle[1].pop(), execution)
+        while self._batches and self._idle[0]:
+            batch = self._batches.popleft()
+            batch.queued = False
+            if batch.future.done():
+                self._open.discard(batch)
+            elif self._start_next(batch):
+                self._queue(batch)
 
-    def _next(self, seed: int) -> _Execution | None:
-        queue = self._queues[seed]
-        while queue:
-            execution = queue.popleft()
-            if not execution.batch.future.cancelled():
-                return execution
-            self._open.discard(execution.batch)
-        return None
-
-    def _open_next_case(self) -> None:
-        """Take the next case of the next batch, so that batches share the workers by turns."""
-        batch = self._batches.popleft()
-        if batch.future.cancelled():
-            self._open.discard(batch)
-            return
-        index = batch.next_case
-        batch.next_case += 1
-        batch.open_cases += 1
-        if batch.next_case < len(batch.cases):
+    def _queue(self, batch: _Batch) -> None:
+        if not batch.queued:
+            batch.queued = True
             self._batches.append(batch)
-        self._advance(batch, index, judging.judge(batch.cases[index], self._limits), None)
+
+    def _start_next(self, batch: _Batch) -> bool:
+        """Give an idle lane the next work of a batch; False where there is none at this time."""
+        while (
+            batch.next_case < len(batch.cases)
+            and not batch.ready
+            and len(batch.fresh) < _COMPILED_TOGETHER
+            and not batch.future.done()
+        ):
+            index = batch.next_case
+            batch.next_case += 1
+            batch.open_cases += 1
+            self._advance(batch, index, judging.judge(batch.cases[index], self._limits), None)
+        while batch.fresh and batch.fresh[0].program.tried:
+            batch.ready.append(batch.fresh.popleft())
+        if batch.ready:
+            self._launch(self._idle[0].pop(), batch.ready.popleft())
+        elif len(batch.fresh) >= _WORTH_COMPILING:
+            self._launch_compilation(self._idle[0].pop(), batch)
+        elif batch.fresh:
+            self._launch(self._idle[0].pop(), batch.fresh.popleft())
+        return bool(batch.ready or batch.fresh) or batch.next_case < len(batch.cases)
 
     def _advance(
         self, batch: _Batch, index: int, steps: Generator[Run, Outcome, Judgement], outcome: Outcome | None
@@ -340,8 +380,9 @@ class _Dispatcher(threading.Thread):
                 run = next(steps) if outcome is None else steps.send(outcome)
                 execution = batch.executions.get(run)
                 if execution is None:
-                    execution = batch.executions[run] = _Execution(run, batch, [])
-                    self._queues[0].append(execution)
+                    program = batch.programs.setdefault(run.program, Program(run.program))
+                    execution = batch.executions[run] = _Execution(run, program, batch, [])
+                    self._schedule(execution)
                 if execution.outcome is None:
                     execution.waiting.append((index, steps))
                     return
@@ -353,34 +394,79 @@ class _Dispatcher(threading.Thread):
         batch.open_cases -= 1
         if batch.next_case == len(batch.cases) and not batch.open_cases:
             self._open.discard(batch)
-            if batch.future.set_running_or_notify_cancel():
+            if not batch.future.done() and batch.future.set_running_or_notify_cancel():
                 batch.future.set_result([judgement for judgement in batch.judgements if judgement is not None])
 
+    def _schedule(self, execution: _Execution) -> None:
+        """Let a first run be started, or settle it where its program is refused."""
+        program, batch = execution.program, execution.batch
+        if program.refusal:
+            self._settle(execution, program.refusal)
+            return
+        (batch.ready if program.tried else batch.fresh).append(execution)
+        self._queue(batch)
+
     def _launch(self, index: int, execution: _Execution) -> None:
-        lane = self._lane(index)
         second = index % 2 == 1
+        run, program = execution.run, execution.program
         execution.nonce = secrets.token_bytes(_NONCE_BYTES)
-        execution.deadline = time.monotonic() + WALL_FACTOR * self._limits.timeout_seconds + _GRACE_SECONDS
-        run = execution.run
-        check = not second and not policy.is_plain(run.program)
-        job = Job((execution.nonce, check, run.program, run.job_inputs(second), self._limits.max_output_chars))
-        self._running[index] = execution
-        if self._max_record(execution) > PIPE_BYTES:
+        execution.deadline = self._deadline(self._limits.timeout_seconds)
+        # A character of a literal takes up to four bytes.
+        execution.max_record = 1024 + len(run.inputs) * (4 * self._limits.max_output_chars + 1)
+        check = not second and program.code is None and not policy.is_plain(program.source)
+        source = program.source if program.code is None else program.code
+        job = Job((execution.nonce, check, source, run.job_inputs(second), self._limits.max_output_chars))
+        self._start(index, execution, job.wire, self._limits.timeout_seconds)
+
+    def _launch_compilation(self, index: int, batch: _Batch) -> None:
+        """Have the programs that the batch's next runs need compiled, as many as go together."""
+        programs: list[Program] = []
+        executions: list[_Execution] = []
+        chars = 0
+        while batch.fresh:
+            program = batch.fresh[0].program
+            if not program.tried:
+                chars += len(program.source)
+                if len(programs) == _COMPILED_TOGETHER or (programs and chars > _COMPILED_CHARS):
+                    break
+                program.tried = True
+                programs.append(program)
+            executions.append(batch.fresh.popleft())
+        seconds = min(_COMPILE_SECONDS, self._limits.timeout_seconds)
+        compiling = _Compiling(
+            batch,
+            executions,
+            programs,
+            nonce=secrets.token_bytes(_NONCE_BYTES),
+            deadline=self._deadline(seconds),
+            max_record=_NONCE_BYTES + len(programs) * (FRAME.size + MAX_CODE_BYTES),
+        )
+        sources = tuple([(not policy.is_plain(program.source), program.source) for program in programs])
+        self._start(index, compiling, Compilation((compiling.nonce, sources)).wire, seconds)
+
+    def _deadline(self, timeout: float) -> float:
+        return time.monotonic() + WALL_FACTOR * timeout + _GRACE_SECONDS
+
+    def _start(self, index: int, work: _Execution | _Compiling, job: bytes, timeout: float) -> None:
+        lane = self._lane(index)
+        self._running[index] = work
+        if work.max_record > PIPE_BYTES:
             self._selector.register(lane.result_fd, selectors.EVENT_READ, index)
         try:
-            lane.start(index, job.wire, self._limits.timeout_seconds)
+            lane.start(index, job, timeout)
         except OSError:
             self._broken.add(index)
             self._wake()  # to the top of the next turn
 
-    def _max_record(self, execution: _Execution) -> int:
-        """Most bytes of an honest record: a character of a literal takes up to four bytes."""
-        return 1024 + len(execution.run.inputs) * (4 * self._limits.max_output_chars + 1)
+    def _compiled(self, compiling: _Compiling) -> None:
+        """Go on with the executions that waited for a compilation, whatever came of it."""
+        for execution in compiling.executions:
+            self._schedule(execution)
 
     def _finish(self, index: int) -> None:
         lane = self._lane(index)
         execution = self._running.get(index)
-        message = lane.done(self._max_record(execution)) if execution else None
+        message = lane.done(execution.max_record) if execution else None
         if message is None or execution is None:
             self._broken.add(index)
             return
@@ -390,6 +476,10 @@ class _Dispatcher(threading.Thread):
         with contextlib.suppress(KeyError):
             self._selector.unregister(lane.result_fd)
         self._idle[index % 2].add(index)
+        if isinstance(execution, _Compiling):
+            judging.read_compiled(record, execution.nonce, execution.programs)
+            self._compiled(execution)
+            return
         second = index % 2 == 1
         outcome = self._outcome(execution, late, status, record, second)
         if second:
@@ -397,7 +487,7 @@ class _Dispatcher(threading.Thread):
             self._settle(execution, judging.join(execution.first, outcome))
         elif outcome.verdict is Verdict.VALID:
             execution.first = outcome
-            self._queues[1].append(execution)
+            self._second_runs.append(execution)
         else:
             self._settle(execution, outcome)
 

@@ -1,15 +1,21 @@
-"""Runs one program inside the isolated child and writes one record of what it did.
+"""Runs one program inside the isolated child and writes one record of what it did; or compiles many and runs none.
 
-The record is `nonce` + verdict + newline + text. The text of `valid` is one canonical output per line, in the order of
-the inputs (canonical texts contain no newline); of anything else, one line of detail. Whoever reads it must treat it
-as written by the program: the two share a process.
+The record of a run is `nonce` + verdict + newline + text. The text of `valid` is one canonical output per line, in the
+order of the inputs (canonical texts contain no newline); of anything else, one line of detail. Whoever reads it must
+treat it as written by the program: the two share a process.
+
+The record of a compilation is `nonce` and then, for one program after the other, a FRAME and its payload. The process
+that writes it executes no program, but it has parsed hostile text, so it is confined and ended as any other, and its
+code objects are loaded by isolated children only. What it cannot compile is compiled in its own run.
 """
 
 import builtins
 import codecs
+import contextlib
 import importlib
 import marshal
 import os
+import struct
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, ModuleType
@@ -17,6 +23,10 @@ from typing import NoReturn
 
 from populora_trainer.sandbox import literals, policy
 from populora_trainer.sandbox.verdicts import Verdict
+
+FRAME = struct.Struct("=BI")  # kind, bytes of the payload
+UNDECIDED, CODE, REFUSED = range(3)  # no payload; a marshalled code object; verdict, newline, detail
+MAX_CODE_BYTES = 1 << 18
 
 _DETAIL_CHARS = 200
 _ENCODINGS = (
@@ -34,6 +44,7 @@ _ENCODINGS = (
 # Taken before any program runs, so that a program which patches `os` or `builtins` patches them for itself only.
 # Plain strings, because an enumeration's text is made by functions that look builtins up.
 _write, _exit, _compile, _exec, _eval, _callable = os.write, os._exit, compile, exec, eval, callable
+_load, _bytes = marshal.loads, bytes
 _str, _type, _type_name = str, type, literals._name
 _VALID, _SYNTAX_ERROR, _MISSING_ENTRY, _FORBIDDEN_IMPORT = (
     Verdict.VALID.value,
@@ -54,8 +65,21 @@ class ForbiddenImport(ImportError):  # noqa: N818
     """A program reached an import that its source did not show."""
 
 
-class Job(tuple[bytes, bool, str, str, int]):
-    """Nonce, whether to check policy, program, inputs as one literal list of tuples, longest output."""
+class Job(tuple[bytes, bool, str | bytes, str | bytes, int]):
+    """A run: nonce, whether to check policy, program or its code, inputs, longest output.
+
+    Code comes from a `Compilation`, which has checked policy. The inputs are a list of tuples, marshalled or as a
+    literal.
+    """
+
+    @property
+    def wire(self) -> bytes:
+        """The job as the child reads it."""
+        return marshal.dumps(tuple(self))
+
+
+class Compilation(tuple[bytes, tuple[tuple[bool, str], ...]]):
+    """Programs to compile: nonce, and for each whether to check policy, and its source."""
 
     @property
     def wire(self) -> bytes:
@@ -128,30 +152,84 @@ def prepare() -> ModuleType:
 
 
 def run(job: bytes, module: ModuleType, result_fd: int) -> NoReturn:
-    """Run the job and end the process. Nothing of the program survives: neither exit handlers nor destructors run."""
-    nonce, check, program, inputs, max_chars = marshal.loads(job)
+    """Do the job and end the process. Nothing of the program survives: neither exit handlers nor destructors run."""
+    nonce, *task = marshal.loads(job)
+    if len(task) == 1:
+        _write_compiled(nonce, task[0], result_fd)
+    check, program, inputs, max_chars = task
     try:
         verdict, text = _outcome(check, program, inputs, max_chars, module)
     except MemoryError:
         verdict, text = _MEMORY, ""
     except BaseException:
         verdict, text = _CRASHED, "the program broke its own interpreter"
-    record = nonce + f"{verdict}\n{text}".encode(errors="backslashreplace")
-    while record:
-        record = record[_write(result_fd, record) :]
+    _write_all(result_fd, nonce + f"{verdict}\n{text}".encode(errors="backslashreplace"))
     _exit(0)
 
 
-def _outcome(check: bool, program: str, inputs: str, max_chars: int, module: ModuleType) -> tuple[str, str]:
+def _write_all(result_fd: int, record: bytes) -> None:
+    while record:
+        record = record[_write(result_fd, record) :]
+
+
+def _write_compiled(nonce: bytes, programs: Sequence[tuple[bool, str]], result_fd: int) -> NoReturn:
+    """Write each program's frame as soon as there is one, so that a program that ends this process costs no other."""
+    _write_all(result_fd, nonce)
+    for check, program in programs:
+        kind, payload = UNDECIDED, b""
+        # How deep a program may nest and how much memory it may take depends on what was compiled before it here.
+        with contextlib.suppress(RecursionError, MemoryError):
+            code = _code(check, program)
+            if not isinstance(code, CodeType):
+                kind, payload = REFUSED, "\n".join(code).encode(errors="backslashreplace")
+            elif not _has_set(code):
+                with contextlib.suppress(ValueError):  # nested too deeply for marshal
+                    kind, payload = CODE, marshal.dumps(code)
+        if len(payload) > MAX_CODE_BYTES:
+            kind, payload = UNDECIDED, b""
+        _write_all(result_fd, FRAME.pack(kind, len(payload)) + payload)
+    _exit(0)
+
+
+def _has_set(constant: object) -> bool:
+    """Say whether a constant is or contains a frozenset, as of `x in {16, 8, 0}`.
+
+    Marshalling sorts it, and the order in which a set is built can be seen in the order of its elements.
+    """
+    if isinstance(constant, CodeType):
+        constant = constant.co_consts
+    if isinstance(constant, tuple):
+        return any(_has_set(one) for one in constant)
+    return isinstance(constant, frozenset)
+
+
+def _code(check: bool, program: str) -> CodeType | tuple[str, str]:
+    """Return a program's code, or verdict and detail of what is refused before it runs.
+
+    Raises:
+        RecursionError, MemoryError: the program takes more than there is.
+    """
     try:
         if check and (finding := policy.check(program)):
             return finding.verdict.value, finding.detail
         code: CodeType = _compile(program, "<program>", "exec", dont_inherit=True)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+    except (SyntaxError, ValueError) as error:
         return _SYNTAX_ERROR, _describe(error)
-    if "f" not in code.co_names:
-        return _MISSING_ENTRY, "the program defines no f"
-    arguments: list[tuple[object, ...]] = _eval(inputs, {"__builtins__": {"set": set}})
+    return code if "f" in code.co_names else (_MISSING_ENTRY, "the program defines no f")
+
+
+def _outcome(
+    check: bool, program: str | bytes, inputs: str | bytes, max_chars: int, module: ModuleType
+) -> tuple[str, str]:
+    try:
+        code = _load(program) if isinstance(program, _bytes) else _code(check, program)
+    except (RecursionError, MemoryError) as error:
+        return _SYNTAX_ERROR, _describe(error)
+    if not isinstance(code, CodeType):
+        return code
+    arguments: list[tuple[object, ...]] = (
+        _load(inputs) if isinstance(inputs, _bytes) else _eval(inputs, {"__builtins__": {"set": set}})
+    )
     outputs = []
     try:
         _exec(code, module.__dict__)
