@@ -11,8 +11,10 @@ from populora_api.manifest import (
     check_file,
     identity,
     load_manifest,
+    name_of,
     parse_manifest,
     read_manifest,
+    read_text,
     resolved,
     resolved_yaml,
 )
@@ -38,8 +40,10 @@ __all__ = [
     "identity",
     "load_manifest",
     "local_refusals",
+    "name_of",
     "parse_manifest",
     "read_manifest",
+    "read_text",
     "resolved",
     "resolved_yaml",
 ]

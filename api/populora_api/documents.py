@@ -134,7 +134,7 @@ def read_value(text: str) -> JsonValue:
     """Read one YAML value such as the right side of `--set`.
 
     Raises:
-        ValueError: with what is wrong.
+        ValueError: with what is wrong; a text without any value, such as an empty one, is wrong too.
     """
     documents, problems = read_documents(text.encode("utf-8", "surrogateescape"), "")
     problems += [problem for document in documents for problem in document.problems]
@@ -142,7 +142,9 @@ def read_value(text: str) -> JsonValue:
         raise ValueError(problems[0].message)
     if len(documents) > 1:
         raise ValueError("several YAML documents are not allowed: one value")
-    return documents[0].value if documents else None
+    if not documents:
+        raise ValueError("there is no value: null is allowed, which takes the field away so that its default holds")
+    return documents[0].value
 
 
 def write_yaml(value: JsonValue) -> str:
@@ -184,7 +186,8 @@ def _compose(text: str) -> Iterator[yaml.Node]:
     try:
         while loader.check_node():
             node = loader.get_node()
-            if node is not None and not (isinstance(node, yaml.ScalarNode) and node.value == ""):
+            # Only what is not written is empty: a quoted or tagged text without characters is a value.
+            if node is not None and not (isinstance(node, yaml.ScalarNode) and (node.tag, node.value) == (_PLAIN, "")):
                 yield node
     finally:
         loader.dispose()
@@ -266,12 +269,19 @@ class _Reader:
                     self._report(line, show_path(path), "half of a surrogate pair is not allowed: Unicode text")
                     return None
                 return value
-        self._report(line, show_path(path), f"{node.value!r} with the tag {node.tag} is not allowed")
+        self._report(line, show_path(path), f"{node.value!r} with the tag {_short(node.tag)} is not allowed: no tag")
         return None
 
     def _refuse_tag(self, node: yaml.Node, path: Path, kind: str) -> None:
         if node.tag != f"{_TAG}{kind}":
-            self._report(node.start_mark.line + 1, show_path(path), f"the tag {node.tag} is not allowed")
+            self._report(
+                node.start_mark.line + 1, show_path(path), f"the tag {_short(node.tag)} is not allowed: no tag"
+            )
+
+
+def _short(tag: str) -> str:
+    """Return a tag as it was written."""
+    return tag.replace(_TAG, "!!", 1) if tag.startswith(_TAG) else tag
 
 
 def show_path(path: Path) -> str:

@@ -1,6 +1,7 @@
 """Manifests on disk: read one to run it, check many, write the resolved form, compare two."""
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from populora_api.overrides import apply_override
 from populora_api.resource import KIND, PopulationRun
 from populora_api.rules import IMMUTABLE
 
+STANDARD_INPUT = "-"
+
 
 def load_manifest(
     path: str | Path, overrides: Sequence[str] = (), *, output: str | Path | None = None
@@ -22,7 +25,7 @@ def load_manifest(
     """Read the one PopulationRun of a file, with defaults filled in.
 
     Args:
-        path: the YAML file.
+        path: the YAML file; `-` is standard input.
         overrides: `PATH=VALUE` each, applied in order before the manifest is checked.
         output: folder of a local run. It takes the place of a `file://` storage.uri and of a missing storage. Another
             storage.uri stays.
@@ -30,7 +33,7 @@ def load_manifest(
     Raises:
         ManifestError: listing every problem.
     """
-    return _only_run(str(path), *read_manifest(path), overrides, output)
+    return parse_manifest(read_text(path), name_of(path), overrides, output=output)
 
 
 def parse_manifest(
@@ -82,21 +85,42 @@ def check_file(path: str | Path) -> tuple[list[PopulationRun], list[Problem]]:
     """Return the valid PopulationRuns of a file and every problem of it; documents of other kinds are problems."""
     documents, unreadable = read_manifest(path)
     if not documents and not unreadable:
-        unreadable = [_empty(str(path))]
+        unreadable = [_empty(name_of(path))]
     checked = [check(document) for document in documents]
     problems = [problem for _, found in checked for problem in found]
     return [run for run, _ in checked if run is not None], [*problems, *unreadable]
 
 
 def read_manifest(path: str | Path) -> tuple[list[Document], list[Problem]]:
-    """Read the YAML documents of a file; a file that cannot be read is a problem."""
+    """Read the YAML documents of a file, `-` being standard input; a file that cannot be read is a problem."""
     try:
+        return read_documents(read_text(path), name_of(path))
+    except ManifestError as error:
+        return [], list(error.problems)
+
+
+def read_text(path: str | Path) -> bytes:
+    """Return a manifest's bytes, one more than are allowed at most; a pipe gives them once only.
+
+    Args:
+        path: the file; `-` is standard input.
+
+    Raises:
+        ManifestError: it cannot be read.
+    """
+    try:
+        if str(path) == STANDARD_INPUT:
+            return sys.stdin.buffer.read(MAX_BYTES + 1)
         with open(path, "rb") as file:
-            text = file.read(MAX_BYTES + 1)
+            return file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        return [], [Problem(str(path), "", f"cannot be read: {reason}")]
-    return read_documents(text, str(path))
+        raise ManifestError([Problem(name_of(path), "", f"cannot be read: {reason}")]) from error
+
+
+def name_of(path: str | Path) -> str:
+    """Return what a manifest's file is called in problems."""
+    return "<stdin>" if str(path) == STANDARD_INPUT else str(path)
 
 
 def resolved(run: PopulationRun) -> dict[str, JsonValue]:

@@ -18,7 +18,8 @@ def apply_override(document: Document, override: str) -> list[Problem]:
     Args:
         document: a manifest whose value is a mapping.
         override: `PATH=VALUE`. PATH is dotted, with list indices as `[0]` or `.0`; one that begins with no field of the
-            resource means a field of spec. VALUE is YAML; an empty one takes the field away, so that its default holds.
+            resource means a field of spec. VALUE is YAML; `null` takes the field away, so that its default holds. No
+            VALUE at all is refused, as a shell's variable that is not set leaves none.
     """
     source = f"--set {override}"
     name, equals, text = override.partition("=")

@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 import yaml
@@ -48,3 +49,26 @@ def test_validate_lists_problems_as_json(run, manifest, write):
     (problem,) = json.loads(bad.output)
     assert problem["field"] == "spec.retries"
     assert problem["message"] == "-1 is not allowed: an integer from 0 to 1000"
+
+
+def test_validate_reads_standard_input(run, manifest):
+    good = run(validate, ["-"], input=yaml.safe_dump(manifest))
+    assert (good.exit_code, good.output) == (0, "<stdin>: valid: minimal\n")
+    manifest["spec"]["retries"] = -1
+    bad = run(validate, ["-"], input=yaml.safe_dump(manifest))
+    assert bad.exit_code == 42
+    assert re.match(r"<stdin>:\d+: spec\.retries: -1 is not allowed", bad.output)
+    assert run(validate, ["-"], input="").output.startswith("<stdin>: there is no YAML in it")
+
+
+def test_validate_checks_a_file_once_and_notes_two_runs_of_one_name(run, manifest, write):
+    first = write(manifest, "first.yaml")
+    same = run(validate, [str(first), str(first)])
+    assert same.output == f"{first}: valid: minimal\n"
+    second = write(manifest, "second.yaml")
+    both = run(validate, [str(first), str(second)])
+    assert both.exit_code == 0
+    assert both.stdout == f"{first}: valid: minimal\n{second}: valid: minimal\n"
+    assert both.stderr.startswith(f"Note: {second}: a run minimal is in {first} too")
+    manifest["metadata"]["namespace"] = "elsewhere"
+    assert run(validate, [str(first), str(write(manifest, "third.yaml"))]).stderr == ""

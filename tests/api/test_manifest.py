@@ -1,5 +1,7 @@
+import io
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -264,7 +266,6 @@ def test_paper_manifests_differ_from_each_other_in_nothing_but_the_population():
 
 def test_reading_a_manifest_imports_no_heavy_library(write, manifest):
     import subprocess
-    import sys
 
     code = (
         "import sys, populora_api; populora_api.load_manifest(sys.argv[1]);"
@@ -288,3 +289,10 @@ def test_a_name_with_every_allowed_form_of_uri_is_taken(manifest, write):
         manifest["spec"]["baseModel"]["uri"] = uri
         assert load_manifest(write(manifest)).spec.base_model.uri == uri
     assert yaml.safe_load(resolved_yaml(load_manifest(write(manifest))))["kind"] == "PopulationRun"
+
+
+def test_a_manifest_is_read_from_a_pipe_once(manifest, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(yaml.safe_dump(manifest).encode())))
+    assert load_manifest("-").metadata.name == "minimal"
+    with pytest.raises(ManifestError, match=r"^<stdin>: there is no YAML in it"):
+        load_manifest("-")

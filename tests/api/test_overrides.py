@@ -56,11 +56,33 @@ def test_an_index_one_past_the_end_appends(manifest, write):
     assert (spec.evolution.operators[8].id, spec.evolution.operators[8].weight) == ("C1", 3)
 
 
-def test_an_empty_value_brings_back_the_default(manifest, write):
+@pytest.mark.parametrize("null", ["null", "~", " null # of a comment"])
+def test_null_brings_back_the_default(manifest, write, null):
     manifest["spec"]["training"] = {"steps": 5}
-    assert spec_after(write, manifest, "training.steps=").training.steps == 200
-    assert spec_after(write, manifest, "training=null").training.steps == 200
-    assert len(spec_after(write, manifest, "evolution.operators[0]=").evolution.operators) == 7
+    assert spec_after(write, manifest, f"training.steps={null}").training.steps == 200
+    assert spec_after(write, manifest, f"training={null}").training.steps == 200
+    assert len(spec_after(write, manifest, f"evolution.operators[0]={null}").evolution.operators) == 7
+
+
+@pytest.mark.parametrize("nothing", ["", "  ", "# 20", "---"])
+def test_no_value_is_refused_as_a_shells_unset_variable_leaves_none(manifest, write, nothing):
+    (problem,) = refusal(write, manifest, f"training.steps={nothing}")
+    assert problem == (
+        f"--set training.steps={nothing}: spec.training.steps: there is no value: null is allowed, which takes the "
+        "field away so that its default holds"
+    )
+
+
+@pytest.mark.parametrize("tag", ["!!python/object/apply:os.system", "!mine"])
+@pytest.mark.parametrize("value", ["", " 5", " [5]", " {a: 1}"])
+def test_a_tag_is_refused_even_without_a_value(manifest, write, tag, value):
+    (problem,) = refusal(write, manifest, f"training.steps={tag}{value}")
+    assert f"the tag {tag} is not allowed: no tag" in problem
+
+
+def test_a_quoted_text_without_characters_is_a_value(manifest, write):
+    (problem,) = refusal(write, manifest, 'training.steps=""')
+    assert 'spec.training.steps: "" is not allowed: an integer' in problem
 
 
 def test_later_overrides_win_and_metadata_can_be_set(manifest, write):

@@ -3,14 +3,19 @@
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from populora_api import PopulationRun
 from populora_trainer.cli import COMMANDS
+from populora_trainer.commands.run import command as run_command
+from populora_trainer.storage.local import LocalStore
 
 TINY = Path(__file__).with_name("tiny.yaml")
 POPULORA = "from populora_trainer.cli import main; main()"
@@ -145,3 +150,54 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
 @pytest.mark.parametrize("command", list(COMMANDS))
 def test_the_list_of_commands_says_what_each_does(command: str) -> None:
     assert re.fullmatch(r"[A-Z][^.]*\.", COMMANDS[command])
+
+
+def test_places_that_cannot_be_had_are_refused_before_torch_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    held = tmp_path / "held"
+    run = ["run", str(TINY), "-o"]
+    with LocalStore(held).lock(), socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        taken, blocked, nowhere, used = in_one_process(
+            [
+                [*run, str(tmp_path / "run"), "--listen", f"127.0.0.1:{port}"],
+                [*run, str(tmp_path / "file" / "run")],
+                [*run, str(tmp_path / "run"), "--leave-status", str(tmp_path / "none" / "log")],
+                [*run, str(held)],
+            ]
+        )
+    assert [result[0] for result in (taken, blocked, nowhere, used)] == [1] * 4
+    assert taken[2].startswith(f"Error: --listen 127.0.0.1:{port}: cannot serve there (")
+    assert blocked[2] == f"Error: {tmp_path}/file/run can't hold the run: {tmp_path}/file is no folder\n"
+    assert nowhere[2] == (
+        f"Error: --leave-status {tmp_path}/none/log: cannot be written: {tmp_path}/none does not exist\n"
+    )
+    assert re.fullmatch(rf"Error: {held} is in use by process \d+ on .*\n", used[2])
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_takes_its_manifest_from_a_pipe_and_says_how_to_go_on_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[object, str]] = []
+
+    def train(run: object, again: str, *others: object) -> int:
+        seen.append((run, again))
+        return 2
+
+    monkeypatch.setattr("populora_trainer.progress.train_in_terminal", train)
+    folder = tmp_path / "run"
+    words = ["-", "-o", str(folder), "--set", "training.steps=3"]
+    result = CliRunner().invoke(run_command, words, input=TINY.read_text())
+    assert result.exit_code == 130
+    assert result.output == "Loading torch and builtin://nano ...\n"
+    ((run, again),) = seen
+    assert isinstance(run, PopulationRun)
+    assert run.spec.training.steps == 3
+    assert again == f"populora run {folder}/run.yaml --output {folder}"
+    read, write = os.pipe()
+    os.write(write, TINY.read_bytes())
+    os.close(write)
+    assert CliRunner().invoke(run_command, [f"/dev/fd/{read}", "-o", str(folder)]).exit_code == 130
+    os.close(read)
+    assert seen[1][1] == again

@@ -212,8 +212,8 @@ def _conclude(console: Console, store: ObjectStore, place: str, steps: int) -> N
             table.add_row(f"held-out solve rate, {label}", *ends)
     console.print(table)
     console.print(
-        "In training, teachers are paid for harder problems and the solve rate is a balance of power: it may fall while "
-        "students improve. The held-out problems stay the same, so that their rate is the progress.",
+        "Teachers are paid for problems that students mostly fail, so the solve rate in training is a balance of power "
+        "and may fall while students improve; progress is the rate on the held-out problems, which stay the same.",
         style="dim",
         soft_wrap=True,
     )

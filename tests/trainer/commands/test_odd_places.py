@@ -1,5 +1,6 @@
 """What people type by mistake or a script by accident: one sentence, and nothing replaced."""
 
+import json
 import os
 import stat
 
@@ -72,3 +73,19 @@ def test_limits_that_are_none_are_refused(words):
 def test_a_place_that_cannot_be_written_is_a_sentence(run):
     result = CliRunner().invoke(report, [str(run), "-o", "/nonexistent/page.html"])
     assert isinstance(result.exception, PopuloraError)
+
+
+def test_status_takes_the_newest_step_of_a_log_in_any_order(run):
+    lines = [
+        {"step": 3, "solve_rate": {"overall": 0.3}, "held_out": {"solve_rate": {"overall": 0.31}}},
+        {"step": 7, "solve_rate": {"overall": 0.7}, "held_out": {"solve_rate": {"overall": 0.71}}},
+        {"step": 5, "solve_rate": {"overall": 0.5}, "held_out": {"solve_rate": {"overall": 0.51}}},
+        {"step": None, "solve_rate": {"overall": 0.1}},
+        {"step": True, "solve_rate": {"overall": 0.1}},
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines) + '{"step": NaN}\n{"step": 1' + "0" * 400 + "}\n"
+    (run / "metrics.jsonl").write_text(text)
+    result = CliRunner().invoke(status, [str(run), "--json"])
+    found = json.loads(result.output)
+    assert (found["metrics_step"], found["solve_rate"]["overall"]) == (7, 0.7)
+    assert (found["held_out_step"], found["held_out"]) == (7, 0.71)

@@ -41,7 +41,7 @@ def monitor():
 
 @pytest.fixture
 def endpoint(monitor):
-    with Endpoint("127.0.0.1:0", monitor) as served:
+    with Endpoint("127.0.0.1:0").serve(monitor) as served:
         yield served
 
 
@@ -189,22 +189,22 @@ def test_readers_and_the_loop_do_not_disturb_each_other(monitor, endpoint):
 
 def test_two_runs_in_one_process_do_not_share_metrics():
     one, other = RunMonitor(1), RunMonitor(2)
-    with Endpoint("127.0.0.1:0", one) as first, Endpoint("127.0.0.1:0", other) as second:
+    with Endpoint("127.0.0.1:0").serve(one) as first, Endpoint("127.0.0.1:0").serve(other) as second:
         assert first.port != second.port
         assert samples(first)["populora_steps",] == 1
         assert samples(second)["populora_steps",] == 2
 
 
 def test_closing_frees_the_port(monitor):
-    with Endpoint("127.0.0.1:0", monitor) as first:
+    with Endpoint("127.0.0.1:0").serve(monitor) as first:
         port = first.port
-    with Endpoint(f"127.0.0.1:{port}", monitor) as second:
+    with Endpoint(f"127.0.0.1:{port}").serve(monitor) as second:
         assert get(second, "/healthz")[0] == "ok\n"
 
 
 def test_a_taken_port_is_one_clear_sentence(monitor, endpoint):
     with pytest.raises(PopuloraError, match=rf"--listen 127.0.0.1:{endpoint.port}: .*[Aa]ddress"):
-        Endpoint(f"127.0.0.1:{endpoint.port}", monitor)
+        Endpoint(f"127.0.0.1:{endpoint.port}").serve(monitor)
 
 
 @pytest.mark.parametrize("listen", ["9090", "localhost:", "localhost:http", "localhost:70000", "::1:9090", ""])
@@ -232,9 +232,9 @@ def _has_ipv6() -> bool:
 
 def test_ipv6_is_served_or_refused_with_a_sentence(monitor):
     if _has_ipv6():
-        with Endpoint("[::1]:0", monitor) as served:
+        with Endpoint("[::1]:0").serve(monitor) as served:
             assert served.url.startswith("http://[::1]:")
             assert get(served, "/healthz")[0] == "ok\n"
     else:
         with pytest.raises(PopuloraError, match=r"--listen \[::1\]:0"):
-            Endpoint("[::1]:0", monitor)
+            Endpoint("[::1]:0").serve(monitor)

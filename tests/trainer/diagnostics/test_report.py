@@ -373,3 +373,34 @@ def test_the_numbers_are_first_last_best_and_means(write):
     assert summary["settings"] == {"Mode": "Population", "Base model": "builtin://nano", "Teachers": "2", "Seed": "7"}
     assert summary["best_members"] == {"teacher": "t1", "student": "s0"}
     assert not (folder / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    "value", ["NaN", "-Infinity", "1e999", "1" + "0" * 400, "9" * 6000, "1e99", "-1e99", "true", '"x"', "[]"]
+)
+def test_a_number_that_nothing_measured_is_a_gap_in_the_curve(write, value):
+    folder = write(steps=5)
+    path = folder / "metrics.jsonl"
+    lines = path.read_text().splitlines()
+    for key in ("valid_rate", "coverage", "tokens_per_second", "entropy"):
+        lines[2] = re.sub(rf'"{key}": [^,}}]+', f'"{key}": {value}', lines[2])
+    lines[2] = re.sub(r'"(mu|overall|teacher|total)": [^,}]+', rf'"\1": {value}', lines[2])
+    path.write_text("\n".join(lines) + "\n")
+    page = render([load_run(folder)])
+    assert "nan" not in re.findall(r'points="[^"]*"|d="[^"]*"', page)
+    (numbers,) = summarise([load_run(folder)])
+    assert numbers["curves"]["valid_rate"]["points"] == (5 if value.endswith("1e99") else 4)
+
+
+def test_damaged_lines_are_named_and_the_rest_is_drawn(write):
+    folder = write(steps=4)
+    path = folder / "metrics.jsonl"
+    lines = path.read_text().splitlines()
+    lines[1:3] = ["{broken", "[1]"]
+    path.write_text("\n".join(lines) + "\n")
+    with (folder / "problems.jsonl").open("a") as file:
+        file.write("nothing\n" * 7)
+    run = load_run(folder)
+    assert [record["step"] for record in run.metrics] == [1, 4]
+    assert "metrics.jsonl: lines 2, 3 are no JSON object, and left out." in run.notes
+    assert "problems.jsonl: lines 1, 2, 3, 4, 5, ... are no JSON object, and left out." in run.notes

@@ -119,3 +119,17 @@ def test_a_failed_flush_can_be_repeated_and_writes_each_line_once(store):
     run_logs.flush()
     for name in logs.LOG_NAMES:
         assert list(read_log(store, name)) == [{"step": 1}]
+
+
+def test_numbers_that_no_measurement_gives_are_null_and_damaged_lines_are_named(store):
+    store.put(
+        "metrics.jsonl",
+        b'{"step": 1, "a": NaN, "b": [-Infinity, 1e999], "c": 1' + b"0" * 400 + b', "d": -2.5e-3, "e": 12}\n'
+        b'\n[1]\n{"step": 2\n' + b'{"step": 3, "f": ' + b"9" * 6000 + b"}\n" + b'{"step": 4',
+    )
+    damaged = []
+    assert list(read_log(store, "metrics", damaged.append)) == [
+        {"step": 1, "a": None, "b": [None, None], "c": None, "d": -0.0025, "e": 12},
+        {"step": 3, "f": None},
+    ]
+    assert damaged == [3, 4]

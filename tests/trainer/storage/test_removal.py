@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -62,3 +63,29 @@ def test_the_command_says_what_went(tmp_path):
     result = CliRunner().invoke(command, ["delete", str(tmp_path)])
     assert result.output == f"Deleted {stored} objects of {tmp_path}\n"
     assert not list(Path(tmp_path).glob("[!.]*"))
+
+
+def test_a_folder_of_other_things_is_neither_walked_nor_touched(tmp_path, monkeypatch):
+    (tmp_path / "home" / "deep").mkdir(parents=True)
+    (tmp_path / "home" / "deep" / ".tmp-1-1").write_text("somebody's")
+    monkeypatch.setattr(os, "walk", None)
+    with pytest.raises(StorageError, match=r"is not deleted: it holds home/, which is no part of a run"):
+        delete_run(str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
+    assert (tmp_path / "home" / "deep" / ".tmp-1-1").exists()
+
+
+def test_the_whole_disk_is_refused_at_once(monkeypatch):
+    monkeypatch.setattr(os, "walk", None)
+    with pytest.raises(StorageError, match=r"^/ is not deleted: it holds \w+"):
+        delete_run("/")
+
+
+def test_a_link_to_a_folder_elsewhere_is_not_followed(tmp_path):
+    train(tmp_path / "run", 1)
+    (tmp_path / "run" / "archive").rename(tmp_path / "elsewhere")
+    (tmp_path / "run" / "archive").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StorageError, match=r"it holds archive, which is no part of a run"):
+        delete_run(str(tmp_path / "run"))
+    assert list((tmp_path / "elsewhere").iterdir())
+    assert (tmp_path / "run" / "LATEST").exists()

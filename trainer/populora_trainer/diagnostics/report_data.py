@@ -10,13 +10,14 @@ import yaml
 from populora_trainer.errors import PopuloraError, StorageError
 from populora_trainer.population.lineage import Relative, family
 from populora_trainer.population.members import order_key
-from populora_trainer.storage.logs import read_log
+from populora_trainer.storage.logs import LOG_NAMES, LogName, log_key, read_log
 from populora_trainer.storage.run import open_store
 from populora_trainer.storage.store import ObjectStore
 
 HARDEST = 12
 _HELD_BACK = 256
 _CALLS = 4
+_SHOWN_LINES = 5
 
 Record = Mapping[str, object]
 
@@ -114,26 +115,36 @@ def read_run(store: ObjectStore, place: str) -> RunData:
         if not store.exists(name)
     ]
     manifest = _manifest(store, notes)
+    damaged: dict[LogName, list[int]] = {name: [] for name in LOG_NAMES}
     by_step: dict[float, Record] = {}
-    for record in read_log(store, "metrics"):
+    for record in read_log(store, "metrics", damaged["metrics"].append):
         step = number(record, "step")
         if step is not None:
             by_step[step] = record
     metrics = [by_step[step] for step in sorted(by_step)]
     if not metrics:
         notes.append("No step has been completed yet.")
-    proposals, hardest = _hardest(read_log(store, "problems"))
+    proposals, hardest = _hardest(read_log(store, "problems", damaged["problems"].append))
+    matrix = _matrix(read_log(store, "matchups", damaged["matchups"].append))
+    relatives = _family(read_log(store, "evolution", damaged["evolution"].append), notes)
+    notes += [_left_out(log_key(log), lines) for log, lines in damaged.items() if lines]
     return RunData(
         name=str(_at(manifest, "metadata", "name") or PurePath(store.location).name),
         location=place,
         card=_card(manifest),
         metrics=metrics,
-        matrix=_matrix(read_log(store, "matchups")),
+        matrix=matrix,
         proposals=proposals,
         hardest=hardest,
-        relatives=_family(read_log(store, "evolution"), notes),
+        relatives=relatives,
         notes=tuple(notes),
     )
+
+
+def _left_out(key: str, lines: list[int]) -> str:
+    shown = ", ".join(map(str, lines[:_SHOWN_LINES])) + (", ..." if len(lines) > _SHOWN_LINES else "")
+    many = len(lines) > 1
+    return f"{key}: line{'s' * many} {shown} {'are' if many else 'is'} no JSON object, and left out."
 
 
 def number(record: object, *path: str) -> float | None:

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import itertools
 import os
+import re
 import shutil
 import socket
 import time
@@ -15,6 +16,7 @@ from populora_trainer.errors import StorageError
 from populora_trainer.storage.store import AlreadyExists, MissingObject, check_key
 
 _TEMPORARY = ".tmp-"
+_OURS = re.compile(r"\.tmp-[0-9]+-[0-9]+")
 _LOCK = ".lock"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -211,9 +213,10 @@ class LocalStore:
 
     def _sweep(self) -> None:
         """Remove the temporary files of writers that died; nobody else writes while the lock is held."""
-        for path, _, files in os.walk(self._root):
+        for path, folders, files in os.walk(self._root):
+            folders[:] = [name for name in folders if not name.startswith(".")]
             for name in files:
-                if name.startswith(_TEMPORARY):
+                if _OURS.fullmatch(name):
                     with suppress(FileNotFoundError):
                         os.unlink(os.path.join(path, name))
 

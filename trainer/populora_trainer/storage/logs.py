@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
 
 from populora_trainer.population.members import JsonValue
@@ -12,6 +12,7 @@ LogName = Literal["metrics", "matchups", "problems", "evolution"]
 LOG_NAMES: tuple[LogName, ...] = ("metrics", "matchups", "problems", "evolution")
 
 _BLOCK = 1 << 20
+_MOST_DIGITS = 100  # of a whole number; sums and squares of such are finite as floats
 
 
 class RunLogs:
@@ -69,17 +70,31 @@ def log_key(name: LogName) -> str:
     return f"{name}.jsonl"
 
 
-def read_log(store: ObjectStore, name: LogName) -> Iterator[dict[str, JsonValue]]:
-    """Yield the records of a log, oldest first, of a run that may be training; a torn last line is left out."""
-    position, rest = 0, b""
+def read_log(
+    store: ObjectStore, name: LogName, on_damage: Callable[[int], None] = lambda line: None
+) -> Iterator[dict[str, JsonValue]]:
+    """Yield the records of a log, oldest first, of a run that may be training; a torn last line is left out.
+
+    Numbers that no measurement gives (NaN, infinities, more than 100 digits) are null, as `append` would have written
+    them; a line that is no record is left out.
+
+    Args:
+        store: the run's.
+        name: which log.
+        on_damage: called with the number, from 1, of every line that is left out.
+    """
+    position, rest, number = 0, b"", 0
     try:
         while block := store.get(log_key(name), position, _BLOCK):
             position += len(block)
             *lines, rest = (rest + block).split(b"\n")
             for line in lines:
+                number += 1
                 record = _parsed(line)
                 if record is not None:
                     yield record
+                elif line.strip():
+                    on_damage(number)
     except MissingObject:
         return
 
@@ -111,9 +126,18 @@ def _finite(value: object) -> object:
     return value
 
 
+def _finite_number(text: str) -> int | float | None:
+    value = float(text)
+    if not abs(value) < 10.0**_MOST_DIGITS:
+        return None
+    return value if "." in text or "e" in text.lower() else int(text)
+
+
 def _parsed(line: bytes) -> dict[str, JsonValue] | None:
     try:
-        record = json.loads(line)
+        record = json.loads(
+            line, parse_constant=lambda name: None, parse_float=_finite_number, parse_int=_finite_number
+        )
     except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) else None

@@ -72,9 +72,10 @@ def overview(place: str) -> Overview:
     latest: Mapping[str, object] = {}
     evaluated: Mapping[str, object] = {}
     for record in read_log(store, "metrics"):
-        if record.get("step"):
+        # A log that was put together by hand need not be in order.
+        if _step(record) and _step(record) >= _step(latest):
             latest = record
-        if record.get("held_out"):
+        if record.get("held_out") and _step(record) >= _step(evaluated):
             evaluated = record
     members = newest.members if newest is not None else ()
     roles: tuple[Role, ...] = ("teacher", "student", "agent")
@@ -114,7 +115,11 @@ def _number(value: object) -> float | None:
 
 
 def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _step(record: Mapping[str, object]) -> int:
+    return _whole(record.get("step")) or 0
 
 
 def _rates(values: object) -> dict[str, float | None]:

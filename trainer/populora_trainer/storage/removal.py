@@ -1,8 +1,10 @@
 """The end of a run: everything that it stored goes, and nothing else."""
 
+import os
 from pathlib import Path
 
 from populora_trainer.errors import StorageError
+from populora_trainer.storage.local import LocalStore
 from populora_trainer.storage.run import RUN_MANIFEST, open_store
 from populora_trainer.storage.store import ObjectStore
 
@@ -24,20 +26,40 @@ def delete_run(place: str, *, endpoint: str | None = None, region: str | None = 
     if "://" not in place and not Path(place).exists():
         return 0
     store = open_store(place, endpoint=endpoint, region=region, create=place.startswith("file://"))
+    if isinstance(store, LocalStore):
+        # At the first look: taking the lock of a folder and listing it go through everything in it.
+        _refuse_foreign(store, _top(Path(store.location)))
     with store.lock():
         keys = store.list()
-        foreign = [key for key in keys if not _of_a_run(key)]
-        if foreign:
-            raise StorageError(
-                f"{store.location} is not deleted: it holds {foreign[0]}, which is no part of a run"
-                + (f", and {len(foreign) - 1} more such objects" if len(foreign) > 1 else "")
-            )
+        _refuse_foreign(store, keys)
         return _delete_all(store, keys)
 
 
+def _top(folder: Path) -> list[str]:
+    """Return what stands in a folder itself, folders with a slash at their end; names with a dot are the store's."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(
+                f"{entry.name}/" if entry.is_dir(follow_symlinks=False) else entry.name
+                for entry in entries
+                if not entry.name.startswith(".")
+            )
+    except OSError as error:
+        raise StorageError(f"{folder} is not deleted: it can't be read: {error.strerror}") from error
+
+
+def _refuse_foreign(store: ObjectStore, keys: list[str]) -> None:
+    foreign = [key for key in keys if not _of_a_run(key)]
+    if foreign:
+        raise StorageError(
+            f"{store.location} is not deleted: it holds {foreign[0]}, which is no part of a run"
+            + (f", and {len(foreign) - 1} more such objects" if len(foreign) > 1 else "")
+        )
+
+
 def _of_a_run(key: str) -> bool:
-    first, _, rest = key.partition("/")
-    return first in _FOLDERS if rest else key in _FILES
+    first, inside, _ = key.partition("/")
+    return first in _FOLDERS if inside else key in _FILES
 
 
 def _delete_all(store: ObjectStore, keys: list[str]) -> int:
