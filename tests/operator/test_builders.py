@@ -110,9 +110,9 @@ def test_secrets_go_by_reference_and_not_into_sandboxes() -> None:
     assert "minio" not in sandbox
 
 
-def test_one_cpu_trainer_runs_alone_and_others_under_torchrun() -> None:
+def test_a_trainer_starts_as_many_ranks_as_its_pod_has_gpus() -> None:
     alone = _trainer(context(trainer={"gpusPerNode": 0}))
-    assert alone["command"] == [
+    command = [
         "populora",
         "run",
         "/etc/populora/run.yaml",
@@ -120,23 +120,27 @@ def test_one_cpu_trainer_runs_alone_and_others_under_torchrun() -> None:
         "0.0.0.0:9090",
         "--leave-status",
         "/dev/termination-log",
+        "--grace",
+        "270",
     ]
+    assert alone["command"] == command
     assert "nvidia.com/gpu" not in alone["resources"]["limits"]
+    one = _trainer(context(trainer={"gpusPerNode": 1}))
+    assert one["command"] == command
+    assert one["resources"]["limits"]["nvidia.com/gpu"] == 1
+    node = _trainer(context(trainer={"gpusPerNode": 8}))
+    assert node["command"] == [*command, "--ranks", "8"]
+    meeting = ["--nodes", "2", "--rendezvous", "run-trainer-1-0.run-trainer:29400"]
     many = _trainer(context(trainer={"nodes": 2, "gpusPerNode": 8}))
-    assert many["command"][0] == "torchrun"
-    assert "--nnodes=2" in many["command"]
-    assert "--nproc-per-node=8" in many["command"]
-    assert "--rdzv-endpoint=run-trainer-1-0.run-trainer:29400" in many["command"]
-    assert many["command"][-7:] == [
-        "populora",
-        "run",
-        "/etc/populora/run.yaml",
-        "--listen",
-        "0.0.0.0:9090",
-        "--leave-status",
-        "/dev/termination-log",
-    ]
+    assert many["command"] == [*command, "--ranks", "8", *meeting]
     assert many["resources"]["limits"]["nvidia.com/gpu"] == 8
+    assert _trainer(context(trainer={"nodes": 2, "gpusPerNode": 0}))["command"] == [*command, *meeting]
+
+
+def test_a_step_is_left_before_the_pod_is_killed() -> None:
+    spec = trainer_job(context(trainer={"gpusPerNode": 0}), 1)["spec"]["template"]["spec"]
+    command = spec["containers"][0]["command"]
+    assert int(command[command.index("--grace") + 1]) + 30 <= spec["terminationGracePeriodSeconds"]
 
 
 def test_the_trainers_job_is_a_gang_that_says_why_it_failed() -> None:

@@ -13,6 +13,9 @@ from populora_operator.cluster.kinds import JOB, SERVICE
 GRACE_SECONDS = 300
 """Time to finish a step, or to leave it at the last checkpoint."""
 
+LEAVE_SECONDS = 30
+"""The last part of it, in which a step that is still going on is left."""
+
 
 def trainer_job(context: Context, attempt: int, *, avoid: Sequence[str] = ()) -> Manifest:
     """Return the Job of one attempt.
@@ -125,18 +128,12 @@ def _command(context: Context, job: str) -> list[str]:
     run += ["--leave-status", "/dev/termination-log"]
     if (folder := context.spec.storage.folder) is not None:
         run += ["--output", str(folder)]
-    if choice.nodes == 1 and choice.gpus_per_node == 0:
-        return run
-    # Pods of an Indexed Job are called JOB-INDEX, and the Service gives each of them a DNS name.
-    endpoint = f"{job}-0.{names.trainer(context.name)}:{names.RENDEZVOUS_PORT}"
-    return [
-        "torchrun",
-        f"--nnodes={choice.nodes}",
-        f"--nproc-per-node={max(1, choice.gpus_per_node)}",
-        "--rdzv-backend=c10d",
-        f"--rdzv-id={job}",
-        f"--rdzv-endpoint={endpoint}",
-        "--max-restarts=0",
-        "--no-python",
-        *run,
-    ]
+    run += ["--grace", str(GRACE_SECONDS - LEAVE_SECONDS)]
+    if (ranks := max(1, choice.gpus_per_node)) > 1:
+        run += ["--ranks", str(ranks)]
+    if choice.nodes > 1:
+        # Pods of an Indexed Job are called JOB-INDEX, and the Service gives each of them a DNS name. Which one a pod
+        # is, it finds in JOB_COMPLETION_INDEX.
+        endpoint = f"{job}-0.{names.trainer(context.name)}:{names.RENDEZVOUS_PORT}"
+        run += ["--nodes", str(choice.nodes), "--rendezvous", endpoint]
+    return run
