@@ -217,7 +217,8 @@ def test_a_file_storage_is_the_users_volume_or_lasts_as_long_as_the_pod() -> Non
     bare = context(storage={"uri": "file:///data/run"})
     assert storage.volatile(bare)
     assert {"name": "run", "mountPath": "/data/run"} in _trainer(bare)["volumeMounts"]
-    assert _trainer(bare)["command"][-2:] == ["--output", "/data/run"]
+    command = _trainer(bare)["command"]
+    assert command[command.index("--output") + 1] == "/data/run"
     mounts = [{"name": "data", "mountPath": "/data"}]
     override = {
         "spec": {
