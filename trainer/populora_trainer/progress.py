@@ -68,7 +68,7 @@ def train_in_terminal(
     console = Console(highlight=False)
     steps = manifest.spec.training.steps
     place = str(manifest.spec.storage.folder or manifest.spec.storage.uri)
-    _introduce(console, manifest, place)
+    _introduce(console, manifest, place, [] if services.controlled else cluster_only_fields(manifest))
     with ExitStack() as stack:
         interrupts = stack.enter_context(
             Interrupts(lambda sentence: console.print(sentence), grace_seconds, lambda number: _abandon(number, group))
@@ -108,7 +108,8 @@ def train_in_terminal(
     return interrupts.asked
 
 
-def _introduce(console: Console, manifest: PopulationRun, place: str) -> None:
+def _introduce(console: Console, manifest: PopulationRun, place: str, idle: list[str]) -> None:
+    """Say what is trained, and which fields are of no effect here."""
     spec = manifest.spec
     who = (
         "a single agent that proposes and solves"
@@ -120,7 +121,6 @@ def _introduce(console: Console, manifest: PopulationRun, place: str) -> None:
     notice = builtin_notice(spec.base_model.uri) if spec.base_model.uri.startswith(SCHEME) else ""
     if notice:
         console.print(notice, style="dim", soft_wrap=True)
-    idle = cluster_only_fields(manifest)
     if idle:
         console.print(f"For a cluster only, without effect here: {', '.join(idle)}", style="dim", soft_wrap=True)
 
