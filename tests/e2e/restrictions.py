@@ -6,7 +6,7 @@ from client import Object
 from node import Node
 
 _SECCOMP_FILTER = "2"
-_TOKEN_FOLDER = "/var/run/secrets/kubernetes.io"
+_TOKEN_FOLDER = "/run/secrets/kubernetes.io/"
 
 
 def containers_of(pod: Object) -> dict[str, str]:
@@ -54,7 +54,7 @@ def violations(node: Node, pod: Object, *, user: int, token: bool = False) -> li
             for mount in mounts
             if mount[4] == "/" and "ro" not in mount[5].split(",")
         ]
-        has_token = any(mount[4].startswith(_TOKEN_FOLDER) for mount in mounts)
+        has_token = any(_TOKEN_FOLDER in mount[4] for mount in mounts)
         if has_token != token:
             found.append(f"{name}: a token of the API server is {'' if has_token else 'not '}mounted")
     return found

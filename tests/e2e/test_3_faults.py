@@ -1,4 +1,4 @@
-"""A run that loses its trainer, a sandbox and the controller on the way, and is suspended: it ends as if undisturbed."""
+"""A run that loses its trainer, a sandbox and the controller, and is suspended: it ends as if undisturbed."""
 
 import json
 import time
@@ -11,9 +11,9 @@ from installation import SYSTEM
 from node import Node
 from object_storage import ObjectStorage
 from runs import Run
+from training import PATIENCE, Stored, apply, explain, kill, manifest, trained_here, until_completed
 
-from restrictions import violations
-from training import Stored, apply, explain, kill, manifest, trained_here, until_completed
+pytestmark = pytest.mark.timeout(3000)
 
 NAME = "faults"
 STEPS = 12
@@ -43,29 +43,29 @@ def disturbed(node: Node, namespace: str, document: Object) -> Run:
 
 
 def disturb(node: Node, run: Run) -> None:
-    run.until_step(1, seconds=180)
+    run.until_step(1, seconds=PATIENCE)
     (trainer,) = run.pods("trainer")
     kill(node, trainer, "trainer")
-    eventually(lambda: (run.status().get("attempts") or 0) >= 2, "the lost trainer is charged", seconds=60)
+    eventually(lambda: (run.status().get("attempts") or 0) >= 2, "the lost trainer is charged", seconds=PATIENCE)
 
-    run.until_step(3, seconds=180)
+    run.until_step(3, seconds=PATIENCE)
     sandbox = run.pods("sandbox")[0]
     kill(node, sandbox, "sandbox")
-    eventually(lambda: restarts(node, sandbox) == 1, "the sandbox is started again", seconds=60)
+    eventually(lambda: restarts(node, sandbox) == 1, "the sandbox is started again", seconds=PATIENCE)
 
-    run.until_step(5, seconds=120)
+    run.until_step(5, seconds=PATIENCE)
     leader = node.api.get("Lease", "populora-controller", SYSTEM)["spec"]["holderIdentity"]
     (pod,) = (pod for pod in controllers(node) if pod["metadata"]["name"] in leader)
     kill(node, pod, "controller")
 
-    run.until_step(7, seconds=120)
+    run.until_step(7, seconds=PATIENCE)
     run.suspend()
-    run.until("Suspended", seconds=120)
-    eventually(lambda: not run.pods(), "no pod is left", seconds=60)
+    run.until("Suspended", seconds=PATIENCE)
+    eventually(lambda: not run.pods(), "no pod is left", seconds=PATIENCE)
     time.sleep(2)  # a trainer that nobody sees would take a step
     stored = run.status()["step"]
     run.resume()
-    run.until_step(stored + 1, seconds=180)
+    run.until_step(stored + 1, seconds=PATIENCE)
 
 
 def controllers(node: Node) -> list[Object]:
@@ -102,6 +102,6 @@ def test_deletion_takes_everything_it_stored_and_then_the_object(
     node: Node, disturbed: Run, storage: ObjectStorage
 ) -> None:
     assert Stored(storage, NAME).keys()
-    node.kubectl("delete", "prun", NAME, "--namespace", disturbed.namespace, "--timeout=180s", timeout=200)
+    node.kubectl("delete", "prun", NAME, "--namespace", disturbed.namespace, f"--timeout={PATIENCE:.0f}s", timeout=1000)
     assert disturbed.gone()
     assert Stored(storage, NAME).keys() == []

@@ -12,12 +12,13 @@ from client import Object
 from installation import with_libraries
 from node import Node
 from object_storage import BUCKET, ENDPOINT, SECRET_NAME, ObjectStorage
+from restrictions import containers_of
 from runs import Run, merged, read_manifest
 
-from restrictions import containers_of
-
 POPULORA = Path(sys.executable).with_name("populora")
-PATIENCE_SECONDS = 240.0
+PATIENCE = 900.0
+"""How long anything may take on a busy machine; on an idle one a run takes two minutes."""
+
 THREADS = "1"
 """Of torch in the trainer, here and there: results are bit-equal for equal numbers only."""
 
@@ -26,7 +27,8 @@ def manifest(name: str, **spec: Any) -> Object:
     """Return manifests/nano-s3.yaml for two teachers, two students, two small cores and the store of the tests."""
     small: Object = {
         "population": {"teachers": 2, "students": 2},
-        "training": {"steps": 6},
+        "tasks": {"problemsPerMatchup": 12},
+        "training": {"steps": 6, "proposalsPerPrompt": 4, "rolloutsPerProblem": 4},
         "evolution": {"everySteps": 3},
         "evaluation": {"heldOut": {"problems": 8}},
         "sandbox": {
@@ -37,7 +39,11 @@ def manifest(name: str, **spec: Any) -> Object:
             "resources": {"requests": {"cpu": "100m", "memory": "1Gi"}, "limits": {"memory": "4Gi"}},
             "podTemplate": with_libraries("trainer", OMP_NUM_THREADS=THREADS),
         },
-        "storage": {"uri": f"s3://{BUCKET}/{name}", "endpoint": ENDPOINT, "credentialsSecretRef": {"name": SECRET_NAME}},
+        "storage": {
+            "uri": f"s3://{BUCKET}/{name}",
+            "endpoint": ENDPOINT,
+            "credentialsSecretRef": {"name": SECRET_NAME},
+        },
     }
     document = merged(read_manifest("nano-s3"), {"metadata": {"name": name}, "spec": small})
     return merged(document, {"spec": spec})
@@ -49,7 +55,7 @@ def apply(node: Node, namespace: str, document: Object) -> Run:
     return Run(node.api, namespace, document["metadata"]["name"])
 
 
-def until_completed(node: Node, run: Run, *, seconds: float = PATIENCE_SECONDS) -> Object:
+def until_completed(node: Node, run: Run, *, seconds: float = PATIENCE) -> Object:
     """Wait with kubectl until a run is Completed and return its status; a failure says how the run stands."""
     try:
         words = (f"prun/{run.name}", "--for=condition=Completed", f"--timeout={seconds:.0f}s")
