@@ -10,7 +10,7 @@ VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 REVISION = $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 IMAGES = controller trainer sandbox sidecar
 
-.PHONY: help setup demo check lint test binaries docs bench reproduce nano wheel images lock clean
+.PHONY: help setup demo check lint test binaries vllm docs bench reproduce nano wheel images lock clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -42,12 +42,15 @@ lint: setup ## format, style, types, import contracts
 check: lint ## lint and the fast tests that need no cluster (under two minutes)
 	$(PYTEST) -q -m "not slow" tests/api tests/operator tests/trainer
 
-# Two processes; each of the groups `cluster` and `charts` stays in one of them, with one control plane for all its tests.
-test: lint binaries ## every check and every test that needs no root
+# Two processes; each of the groups `cluster`, `charts` and `vllm` stays in one of them, with one control plane or server for all its tests.
+test: lint binaries vllm ## every check and every test that needs no root
 	OMP_NUM_THREADS=1 $(PYTEST) --numprocesses=2 --dist=loadgroup --durations=15 tests --ignore=tests/images --ignore=tests/e2e
 
 binaries: setup ## build the Kubernetes, Helm, S3 and Prometheus programs of the tests from Go modules (20 minutes the first time, expected)
 	$(BIN)/python tests/cluster/build.py etcd kube-apiserver kubectl kube-controller-manager kube-scheduler helm versitygw promtool
+
+vllm: setup ## install vLLM for the CPU into the cache of the tests, apart from .venv (6 GB)
+	$(BIN)/python tests/vllm/environment.py
 
 docs: setup ## write the reference pages and the chart's generated files
 	$(BIN)/python docs/generate.py

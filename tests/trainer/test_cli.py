@@ -61,7 +61,8 @@ def test_help_lists_all_commands_in_the_order_of_use_without_torch() -> None:
         listed
         == list(COMMANDS)
         == [
-            *("run", "status", "report", "operators", "evolve", "sandbox", "storage", "controller", "validate", "crd"),
+            *("run", "status", "report", "operators", "evolve", "sandbox", "sidecar", "base", "storage", "controller"),
+            *("validate", "crd"),
         ]
     )
 
