@@ -15,6 +15,7 @@ set). A build installs Python packages over the network; where there is none, bu
 capabilities, with a read-only root. `environment()` is what the trainer's image, built without torch, needs mounted.
 """
 
+import contextlib
 import fcntl
 import gzip
 import hashlib
@@ -29,7 +30,6 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -65,7 +65,7 @@ _CONTEXT = (
     *("api", "operator", "trainer"),
 )
 _KEPT_ARCHIVES = 2  # of a target
-_LARGEST_STORAGE = 12 << 30  # bytes of buildah's layers, after which they are thrown away and built again
+_LARGEST_STORAGE = 6 << 30  # bytes of buildah's layers, after which they are thrown away and built again
 
 Say = Callable[[str], None]
 
@@ -195,16 +195,18 @@ class MountedImage:
             return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=timeout)
 
 
-@contextmanager
+@contextlib.contextmanager
 def mounted(image: ImageArchive) -> Iterator[MountedImage]:
     """Mount an image's file system for as long as the context lasts."""
     _require()
-    name = _buildah("from", "--pull=never", f"oci-archive:{image.path}").split()[-1]
-    try:
-        inspected = json.loads(_buildah("inspect", "--type=container", name))
-        yield MountedImage(Path(_buildah("mount", name).strip()), inspected["OCIv1"]["config"])
-    finally:
-        _buildah("rm", name)
+    with open(cache_folder() / ".used", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        name = _buildah("from", "--pull=never", f"oci-archive:{image.path}").split()[-1]
+        try:
+            inspected = json.loads(_buildah("inspect", "--type=container", name))
+            yield MountedImage(Path(_buildah("mount", name).strip()), inspected["OCIv1"]["config"])
+        finally:
+            _buildah("rm", name)
 
 
 def environment() -> Path:
@@ -270,14 +272,13 @@ def _build(target: str, context: Path, path: Path, say: Say) -> None:
 
 def _export(name: str, path: Path) -> None:
     """Write the image and its sizes; both appear whole or not at all, the image last."""
-    scratch = path.with_suffix(".new")
-    scratch.unlink(missing_ok=True)
-    _buildah("push", name, f"oci-archive:{scratch}:{name}")
-    layers = _layers(scratch)
-    sizes = path.with_suffix(".json")
-    sizes.with_suffix(".new-json").write_text(json.dumps({"size": sum(layers), "added": sum(layers[1:])}))
-    sizes.with_suffix(".new-json").rename(sizes)
-    scratch.rename(path)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".archive-") as scratch:
+        archive, sizes = Path(scratch, "image.tar"), Path(scratch, "sizes.json")
+        _buildah("push", name, f"oci-archive:{archive}:{name}")
+        layers = _layers(archive)
+        sizes.write_text(json.dumps({"size": sum(layers), "added": sum(layers[1:])}))
+        sizes.rename(path.with_suffix(".json"))
+        archive.rename(path)
 
 
 def _layers(archive: Path) -> list[int]:
@@ -322,15 +323,21 @@ def _base(say: Say) -> str:
 
 
 def _limit_storage(say: Say) -> None:
+    """Throw old layers away, unless somebody uses one."""
     storage = cache_folder() / "storage"
-    if storage.exists() and _bytes(storage) > _LARGEST_STORAGE:
+    if not storage.exists() or _bytes(storage) < _LARGEST_STORAGE:
+        return
+    with open(cache_folder() / ".used", "w") as file, contextlib.suppress(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         say("Throwing away old layers of images")
         _buildah("rm", "--all")
         _buildah("rmi", "--all", "--force")
 
 
 def _bytes(folder: Path) -> int:
-    done = subprocess.run(["du", "--summarize", "--block-size=1", folder], capture_output=True, text=True)
+    done = subprocess.run(
+        ["du", "--summarize", "--one-file-system", "--block-size=1", folder], capture_output=True, text=True
+    )
     return int(done.stdout.split()[0])
 
 
@@ -411,7 +418,7 @@ def _require() -> None:
         raise ImageError("\n".join(problems))
 
 
-@contextmanager
+@contextlib.contextmanager
 def _locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
     with open(path, "w") as file:
         try:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from images import ROOT, USER, VERSION, ImageArchive, MountedImage, environment
+from images import ROOT, USER, VERSION, ImageArchive, MountedImage, build, environment
 
 LIMIT = 250_000_000
 ENTRY = {
@@ -169,6 +169,12 @@ def test_the_archive_carries_the_name_that_pods_ask_for(archives: dict[str, Imag
         assert file is not None
         (entry,) = json.load(file)["manifests"]
     assert entry["annotations"]["org.opencontainers.image.ref.name"] == archive.name
+
+
+def test_an_unchanged_tree_is_not_built_again(archives: dict[str, ImageArchive], target: str) -> None:
+    said: list[str] = []
+    assert build(target, said.append) == archives[target]
+    assert said == []
 
 
 def test_the_sandbox_judges_programs(images: dict[str, MountedImage]) -> None:
