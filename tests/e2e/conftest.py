@@ -9,10 +9,11 @@ import pytest
 
 HERE = Path(__file__).parent
 # Modules of these folders are imported by name (README.md beside this file).
-for folder in (HERE, HERE.parent / "cluster", HERE.parent / "charts", HERE.parent / "images"):
+for folder in (HERE, *(HERE.parent / name for name in ("cluster", "charts", "images", "vllm"))):
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
 
+from figures import Figures
 from installation import NAMESPACE, Installation, install, prepare_namespace
 from isolation import isolated_folder
 from node import Node, running_node
@@ -65,8 +66,19 @@ def namespace(node: Node, storage: ObjectStorage, installation: Installation) ->
     return NAMESPACE
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int) -> None:
-    """Say where the logs of a session with failures are."""
+_FIGURES = pytest.StashKey[Figures]()
+
+
+@pytest.fixture(scope="session")
+def figures(pytestconfig: pytest.Config) -> Figures:
+    """What was measured on the way; it is told at the end."""
+    return pytestconfig.stash.setdefault(_FIGURES, Figures())
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config) -> None:
+    """Tell what was measured, and where the logs of a session with failures are."""
+    for line in config.stash.get(_FIGURES, Figures()).lines():
+        terminalreporter.write_line(line)
     folder = isolated_folder()
     if exitstatus and folder is not None and (folder / "kept").exists():
         terminalreporter.write_line(f"Logs of the node and of its pods are kept in {folder} until the next run")

@@ -133,6 +133,9 @@ def _make_cgroup(name: str) -> None:
             # Of cgroup v1: a new group has neither processors nor memory until it is told.
             if (group / setting).exists() and not (group / setting).read_text().strip():
                 (group / setting).write_text((top / setting).read_text())
+        if (group / "cpu.shares").exists():
+            # Else all pods together would get as much of a busy machine as one process that is in no group.
+            (group / "cpu.shares").write_text("8192")
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 import os
 import shutil
 import sys
+from pathlib import Path
 
 PROGRAMS = {
     "containerd": "containerd",
@@ -21,6 +22,8 @@ PROGRAMS = {
 }
 """Debian package by program."""
 
+LIBNUMA = Path("/usr/lib/x86_64-linux-gnu/libnuma.so.1")
+
 
 def missing() -> list[str]:
     """Return a sentence for everything that is missing, with what to do."""
@@ -30,6 +33,7 @@ def missing() -> list[str]:
     if os.geteuid() != 0:
         problems.append("The real node needs root (its kubelet runs containers): say `sudo make e2e`.")
     packages = sorted({package for program, package in PROGRAMS.items() if not _found(program)})
+    packages += [] if LIBNUMA.exists() else ["libnuma1"]
     if packages:
         problems.append(
             f"The real node needs programs that are not here: apt-get install --yes --no-install-recommends "

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 HERE = Path(__file__).parent
-for _folder in (HERE, HERE.parent / "cluster", HERE.parent / "images"):
+for _folder in (HERE, HERE.parent / "cluster", HERE.parent / "images", HERE.parent / "vllm"):
     if str(_folder) not in sys.path:
         sys.path.append(str(_folder))
 
 from build import CONTROL_PLANE, BuildError, binaries
+from environment import InstallError, vllm_command
 from isolation import run_isolated
 from preflight import missing
 
@@ -38,8 +39,9 @@ def main(command: Sequence[str]) -> None:
         sys.exit("usage: prepare.py COMMAND [ARGUMENT ...]")
     try:
         binaries(BINARIES)
+        vllm_command()
         images = {target: build(target) for target in TARGETS}
-    except (BuildError, ImageError) as error:
+    except (BuildError, ImageError, InstallError) as error:
         sys.exit(str(error))
     os.environ[IMAGES_VARIABLE] = json.dumps({target: vars(image) for target, image in images.items()}, default=str)
     sys.exit(run_isolated(command))

@@ -1,12 +1,12 @@
 """A run that loses its trainer, a sandbox and the controller, and is suspended: it ends as if undisturbed."""
 
 import json
-import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from client import Object, eventually
+from figures import Figures
 from installation import SYSTEM
 from node import Node
 from object_storage import ObjectStorage
@@ -16,7 +16,7 @@ from training import PATIENCE, Stored, apply, explain, kill, manifest, trained_h
 pytestmark = pytest.mark.timeout(3000)
 
 NAME = "faults"
-STEPS = 12
+STEPS = 20
 
 
 @pytest.fixture(scope="module")
@@ -25,9 +25,12 @@ def document() -> Object:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(document: Object, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed(document: Object, tmp_path_factory: pytest.TempPathFactory, figures: Figures) -> Path:
     """The folder of the same run, trained in one process here."""
-    return trained_here(document, tmp_path_factory.mktemp("undisturbed"))
+    folder = trained_here(document, tmp_path_factory.mktemp("undisturbed"))
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    figures.add_steps("one process, Transformers", [json.loads(line) for line in lines])
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -53,19 +56,17 @@ def disturb(node: Node, run: Run) -> None:
     kill(node, sandbox, "sandbox")
     eventually(lambda: restarts(node, sandbox) == 1, "the sandbox is started again", seconds=PATIENCE)
 
-    run.until_step(5, seconds=PATIENCE)
-    leader = node.api.get("Lease", "populora-controller", SYSTEM)["spec"]["holderIdentity"]
-    (pod,) = (pod for pod in controllers(node) if pod["metadata"]["name"] in leader)
-    kill(node, pod, "controller")
-
-    run.until_step(7, seconds=PATIENCE)
     run.suspend()
     run.until("Suspended", seconds=PATIENCE)
     eventually(lambda: not run.pods(), "no pod is left", seconds=PATIENCE)
-    time.sleep(2)  # a trainer that nobody sees would take a step
     stored = run.status()["step"]
+    assert 3 <= stored < STEPS
     run.resume()
+
     run.until_step(stored + 1, seconds=PATIENCE)
+    leader = node.api.get("Lease", "populora-controller", SYSTEM)["spec"]["holderIdentity"]
+    (pod,) = (pod for pod in controllers(node) if pod["metadata"]["name"] in leader)
+    kill(node, pod, "controller")
 
 
 def controllers(node: Node) -> list[Object]:

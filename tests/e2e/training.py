@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from client import Object
+from client import Object, condition, eventually
 from installation import with_libraries
 from node import Node
 from object_storage import BUCKET, ENDPOINT, SECRET_NAME, ObjectStorage
@@ -63,6 +63,16 @@ def until_completed(node: Node, run: Run, *, seconds: float = PATIENCE) -> Objec
     except AssertionError as error:
         raise AssertionError(f"{error}\n{explain(node, run)}") from None
     return run.status()
+
+
+def ready_pods(run: Run, component: str) -> list[Object]:
+    """Wait until every pod of a component is ready and return them."""
+
+    def found() -> list[Object]:
+        pods = run.pods(component)
+        return pods if pods and all(condition(pod, "Ready") for pod in pods) else []
+
+    return eventually(found, f"the pods of {component} are ready", seconds=PATIENCE)
 
 
 def explain(node: Node, run: Run) -> str:
@@ -122,13 +132,13 @@ class Stored:
         return folder / "adapters" / digest
 
 
-def trained_here(document: Object, folder: Path, **environment: str) -> Path:
-    """Train a manifest in one process of this machine, into a folder, and return that."""
+def trained_here(document: Object, folder: Path, *options: str) -> Path:
+    """Train a manifest on this machine, with further options of `populora run`, into a folder, and return that."""
     path = folder / "run.yaml"
     place = folder / "run"
     path.write_text(yaml.safe_dump(document))
-    command = [POPULORA, "run", path, "--output", place, "--set", f"storage.uri=file://{place}"]
-    variables = {**os.environ, "OMP_NUM_THREADS": THREADS, **environment}
+    command = [POPULORA, "run", path, "--output", place, "--set", f"storage.uri=file://{place}", *options]
+    variables = {**os.environ, "OMP_NUM_THREADS": THREADS}
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return place
