@@ -128,20 +128,24 @@ class Controller:
         self._store, self._runs = Store(), set[Key]()
         self._watches: list[ChildWatch] = []
         self._leaving = set[str]()
+        self._places: tuple[str | None, ...] = settings.namespaces or (None,)
         self._monitors = Discovery(cluster, POD_MONITOR)
         self._term: tuple[WorkQueue, Reconciler] | None = None
 
     async def watch(self) -> None:
-        """Watch runs and their children until cancelled."""
+        """Watch runs and their children until cancelled.
+
+        Each namespace is watched for itself, so that one that goes disturbs no other.
+        """
         async with asyncio.TaskGroup() as tasks:
             for kind in (*CHILDREN, POD):
                 if kind is not POD_MONITOR:
                     self._watch_kind(tasks, kind)
-            for namespace in self._settings.namespaces or (None,):
+            for namespace in self._places:
                 watch = NamespaceWatch(self._cluster, namespace, self._leaving, self._health, self._namespace_leaves)
                 tasks.create_task(watch.run())
+                tasks.create_task(self._watch_runs(namespace))
             tasks.create_task(self._watch_monitors(tasks))
-            tasks.create_task(self._watch_runs())
 
     async def lead(self) -> None:
         """Reconcile until cancelled."""
@@ -158,7 +162,7 @@ class Controller:
                 leaving=self._leaving.__contains__,
             )
             await self._monitors.looked.wait()
-            await asyncio.gather(*(watch.listed.wait() for watch in self._watches))
+            await asyncio.gather(*(watch.answered.wait() for watch in self._watches))
             self._term = (queue, reconciler)
             self._metrics.queue_depth, self._metrics.statuses = lambda: len(queue), reconciler.statuses
             try:
@@ -173,7 +177,7 @@ class Controller:
                 self._metrics.queue_depth, self._metrics.statuses = lambda: 0, tuple
 
     def _watch_kind(self, tasks: asyncio.TaskGroup, kind: Kind) -> None:
-        for namespace in self._settings.namespaces or (None,):
+        for namespace in self._places:
             watch = ChildWatch(self._cluster, kind, namespace, self._store, self._health, self._child_changed)
             self._watches.append(watch)
             tasks.create_task(watch.run())
@@ -193,15 +197,21 @@ class Controller:
         if self._term is not None and not self._term[1].is_known(key, version):
             self._term[0].add(key)
 
-    async def _watch_runs(self) -> None:
-        source = RUN.plural
+    def _check_knowledge(self, namespace: str) -> None:
+        """Raise ClusterError unless all children in a namespace are known, as every decision rests on them."""
+        for watch in self._watches:
+            if watch.namespace in (None, namespace) and not watch.listed:
+                raise UnavailableError(f"{watch.source} are not known")
+
+    async def _watch_runs(self, namespace: str | None) -> None:
+        source = RUN.plural if namespace is None else f"{RUN.plural} in {namespace}"
         session = Session(self._api, lambda: self._health.alive(source))
         handlers = registry(self._run_changed, session.open)
         self._health.alive(source)
         try:
             while True:
                 try:
-                    await watch_runs(handlers, self._settings.namespaces, self._take_signals)
+                    await watch_runs(handlers, namespace, self._take_signals)
                 except UnavailableError as error:
                     logger.warning("%s: again in %.0f s", error, KOPF_PAUSE_SECONDS)
                 finally:
@@ -224,6 +234,7 @@ class Controller:
             started = time.perf_counter()
             error: Exception | None = None
             try:
+                self._check_knowledge(work.key[0])
                 again = await reconciler.reconcile(work)
                 queue.succeed(work.key)
                 if again is None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from http import HTTPStatus
 from typing import Any
 
 import aiohttp
@@ -86,9 +87,10 @@ class Session:
         # The server answers a watch at once, however long it has nothing to tell.
         async with asyncio.timeout(REQUEST_SECONDS if watches else None):
             response = await handler(request)
-        if response.status < 400 and RUN.plural in request.url.path:
+        if RUN.plural in request.url.path and (response.status < 400 or response.status == HTTPStatus.FORBIDDEN):
+            # What is forbidden is no reason to begin anew: the server answers.
             self._on_life()
-            if watches:
+            if watches and response.status < 400:
                 response.content = _Heard(response.content, self._on_life)  # type: ignore[assignment]
         return response
 
@@ -109,9 +111,7 @@ class _Heard:
         return getattr(self._inner, name)
 
 
-async def watch_runs(
-    handlers: kopf.OperatorRegistry, namespaces: tuple[str, ...], take_signals: Callable[[], None]
-) -> None:
+async def watch_runs(handlers: kopf.OperatorRegistry, namespace: str | None, take_signals: Callable[[], None]) -> None:
     """Run kopf until it fails, or is cancelled.
 
     kopf's own runner cancels every task of the process when it ends and takes the process's signals, so its tasks are
@@ -119,14 +119,18 @@ async def watch_runs(
 
     Args:
         handlers: what kopf is to do.
-        namespaces: where; none means all.
+        namespace: where; None means everywhere.
         take_signals: takes the process's signals back from kopf.
 
     Raises:
         ClusterError: kopf has ended, which it never does by itself.
     """
     tasks = await kopf.spawn_tasks(
-        registry=handlers, standalone=True, clusterwide=not namespaces, namespaces=namespaces, identity=None
+        registry=handlers,
+        standalone=True,
+        clusterwide=namespace is None,
+        namespaces=[namespace] if namespace is not None else [],
+        identity=None,
     )
     take_signals()
     try:

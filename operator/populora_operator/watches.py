@@ -12,6 +12,7 @@ from populora_operator.cluster.kinds import NAMESPACE, Kind
 from populora_operator.cluster.port import (
     Cluster,
     ClusterError,
+    ForbiddenError,
     GoneError,
     NotFoundError,
     Object,
@@ -36,14 +37,18 @@ class Watch(abc.ABC):
 
     Attributes:
         source: what is watched, in words.
+        namespace: where; None means everywhere.
         version: resource version to go on from, empty where that is not known.
+        answered: set once the server has said what there is, or that this is not to be known.
     """
 
     def __init__(self, cluster: Cluster, kind: Kind, namespace: str | None, selector: str, health: Health):
-        self._cluster, self._kind, self._namespace, self._selector = cluster, kind, namespace, selector
+        self._cluster, self._kind, self._selector = cluster, kind, selector
         self._health = health
         self._failures = 0
+        self.namespace = namespace
         self.version = ""
+        self.answered = asyncio.Event()
         self.source = kind.plural if namespace is None else f"{kind.plural} in {namespace}"
 
     @abc.abstractmethod
@@ -70,7 +75,7 @@ class Watch(abc.ABC):
             self._health.forget(self.source)
 
     async def _watch(self) -> None:
-        events = self._cluster.watch(self._kind, self._namespace, self._selector, self.version, WATCH_SECONDS)
+        events = self._cluster.watch(self._kind, self.namespace, self._selector, self.version, WATCH_SECONDS)
         started = asyncio.get_running_loop().time()
         async with contextlib.aclosing(events):
             async for event in events:
@@ -88,6 +93,10 @@ class Watch(abc.ABC):
         """Wait, and begin anew where the resource version is of no more use."""
         if isinstance(error, GoneError | NotFoundError) or error.code not in (0, 429, 500, 502, 503, 504):
             self.version = ""
+        if isinstance(error, ForbiddenError):
+            # The server is well, and a restart would change nothing: the namespace is gone, or rights are missing.
+            self._health.alive(self.source)
+            self.answered.set()
         if isinstance(error, GoneError):
             logger.info("watch of %s: listing again: %s", self.source, error)
             return
@@ -112,23 +121,24 @@ class ChildWatch(Watch):
     ):
         super().__init__(cluster, kind, namespace, names.RUN_LABEL, health)
         self._store, self._enqueue = store, enqueue
-        self.listed = asyncio.Event()
+        self.listed = False
 
     async def begin(self) -> None:
         """List everything page by page, and watch from there."""
         items: list[Object] = []
         more = ""
         while True:
-            page = await self._cluster.list(self._kind, self._namespace, self._selector, more=more)
+            page = await self._cluster.list(self._kind, self.namespace, self._selector, more=more)
             self._health.alive(self.source)
             items += page.items
             more = page.more
             if not more:
                 break
-        for key in self._store.replace(self._kind, self._namespace, items):
+        for key in self._store.replace(self._kind, self.namespace, items):
             self._enqueue(key)
         self.version = page.resource_version
-        self.listed.set()
+        self.listed = True
+        self.answered.set()
 
     def take(self, event: WatchEvent) -> None:
         """Put an object into the store, or take it out, and wake the runs that it tells something new of."""

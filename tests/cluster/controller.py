@@ -141,10 +141,18 @@ class Controller:
         return self.log.read_text(errors="replace")[-6000:] if self.log.exists() else ""
 
 
-def grant(api: Api, namespace: str, account: str = ACCOUNT) -> str:
-    """Make a ServiceAccount with exactly the permissions of a namespaced install; return a token of it."""
-    rules = role_rules("runs") + role_rules("lease")
-    return _grant(api, namespace, account, {"Role": rules})
+def grant(api: Api, namespace: str, account: str = ACCOUNT, *, also: tuple[str, ...] = ()) -> str:
+    """Make a ServiceAccount with exactly the permissions of a namespaced install; return a token of it.
+
+    Args:
+        api: of the cluster.
+        namespace: of the account, the Lease and of runs.
+        account: its name.
+        also: further namespaces of runs.
+    """
+    for other in also:
+        _bind(api, other, account, {"Role": role_rules("runs")}, home=namespace)
+    return _grant(api, namespace, account, {"Role": role_rules("runs") + role_rules("lease")})
 
 
 def grant_everywhere(api: Api, account: str = ACCOUNT) -> str:
@@ -154,12 +162,16 @@ def grant_everywhere(api: Api, account: str = ACCOUNT) -> str:
 
 def _grant(api: Api, namespace: str, account: str, roles: dict[str, list[Object]]) -> str:
     _make(api, {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": account}}, namespace)
+    _bind(api, namespace, account, roles, home=namespace)
+    return api.token(account, namespace)
+
+
+def _bind(api: Api, namespace: str, account: str, roles: dict[str, list[Object]], *, home: str) -> None:
     for kind, rules in roles.items():
         _make(api, _rbac(kind, account, rules=rules), namespace)
-        subjects = [{"kind": "ServiceAccount", "name": account, "namespace": namespace}]
+        subjects = [{"kind": "ServiceAccount", "name": account, "namespace": home}]
         reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": account}
         _make(api, _rbac(f"{kind}Binding", account, subjects=subjects, roleRef=reference), namespace)
-    return api.token(account, namespace)
 
 
 def user_of(namespace: str, account: str = ACCOUNT) -> str:

@@ -507,6 +507,30 @@ def test_a_namespace_is_deleted_though_the_controllers_rights_go_with_it(api, ku
     assert "CleanupAbandoned" in controller.log.read_text()
 
 
+def test_a_namespace_that_goes_disturbs_no_run_of_another(plane, api, kubelet, namespace, forks):
+    training = kubelet.training(NAME)
+    training.limit = 2
+    with other_namespace(api) as leaving:
+        token = grant(api, namespace, also=(leaving,))
+        options = (f"--namespace={leaving}",)
+        controller = Controller(plane, namespace, token=token, forks=forks, options=options).start().ready()
+        run = Run.create(api, namespace, NANO)
+        run.until_step(2)
+        other = Run.create(api, leaving, NANO, deletionPolicy="Delete", suspend=True)
+        other.until("Suspended")
+        api.delete("Namespace", leaving)
+        eventually(lambda: api.find("Namespace", leaving) is None, "the namespace is gone", seconds=120)
+        training.limit = 4
+        run.until_step(4, seconds=30)
+        # Nor does it keep one from being led that knows nothing of it.
+        controller.kill()
+        controller.start().ready()
+        training.limit = None
+        run.until("Completed")
+        assert controller.probe("healthz") == 200
+        assert controller.stop() == 0
+
+
 def test_a_namespace_without_a_controller_is_deleted_unless_a_clean_up_was_asked_for(
     api, kubelet, namespace, controller
 ):

@@ -10,6 +10,7 @@ from virtual_time import run
 from populora_operator.cluster.kinds import CONFIG_MAP, JOB, POD
 from populora_operator.cluster.port import (
     ClusterError,
+    ForbiddenError,
     GoneError,
     NotFoundError,
     Object,
@@ -196,6 +197,24 @@ def test_after_trouble_it_goes_on_where_it_was_or_lists_again(trouble: Exception
         del script.steps[2]
     watched(script)
     assert script.log[:3] == [("list", ""), ("watch", "10"), expected]
+
+
+def test_what_is_forbidden_is_known_to_be_unknown_and_no_sign_of_a_dead_connection() -> None:
+    script = Script(*[ForbiddenError("no rights in this namespace", code=403)] * 60)
+
+    async def story() -> None:
+        health = Health(asyncio.get_running_loop().time)
+        watch = ChildWatch(script, CONFIG_MAP, "gone", Store(), health, lambda key: None)  # type: ignore[arg-type]
+        task = asyncio.create_task(watch.run())
+        await asyncio.wait_for(watch.answered.wait(), 5)
+        await asyncio.sleep(3 * LIMIT_SECONDS)
+        assert health.problems() == []
+        assert not watch.listed
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    run(story())
+    assert len(script.log) < 40
 
 
 def test_trouble_is_answered_by_patience() -> None:
