@@ -24,6 +24,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.xdist_group("vllm"))
             item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.timeout(1200))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -19,7 +19,7 @@ from populora_operator.builders.context import Context
 from populora_operator.builders.serving import vllm_arguments
 from populora_trainer.nano.registry import builtin_folder
 
-START_SECONDS = 420  # on a busy machine of two cores; 40 s where it is idle
+START_SECONDS = 900  # on a busy machine of two cores; 40 s where it is idle
 MANIFEST = """
 apiVersion: populora.dev/v1alpha1
 kind: PopulationRun
@@ -82,7 +82,9 @@ class VllmServer:
             "VLLM_CACHE_ROOT": str(self.folder / "cache"),
             **self.environment,
         }
-        variables.pop("OMP_NUM_THREADS", None)  # of the tests' own processes
+        # Of the tests' own processes. Without bytecode, each of a server's three processes compiles all of torch again.
+        for name in ("OMP_NUM_THREADS", "PYTHONDONTWRITEBYTECODE"):
+            variables.pop(name, None)
         command = [str(vllm_command()), "serve", "--host=127.0.0.1", f"--port={self.port}", *self.arguments]
         with open(self.log, "ab") as log:
             # A session of its own, so that Ctrl-C reaches the tests first, which then stop it.
