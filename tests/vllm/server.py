@@ -112,17 +112,17 @@ class VllmServer:
         group = self.process.pid
         self.process.send_signal(number)
         try:
-            self.process.wait(60)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(60)
+            deadline = time.monotonic() + 30
+            while self.process.poll() is not None and _alive(group) and time.monotonic() < deadline:
+                time.sleep(0.1)
+        finally:
+            # The group is the session that this server was started in, and nobody else's.
+            with suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGKILL)
             self.process.wait()
-        self.process = None
-        deadline = time.monotonic() + 30
-        while _alive(group) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        # The group is the session that this server was started in, and nobody else's.
-        with suppress(ProcessLookupError):
-            os.killpg(group, signal.SIGKILL)
+            self.process = None
 
 
 @contextmanager
