@@ -58,7 +58,7 @@ def local_refusals(run: PopulationRun, services: Services = ALONE) -> list[Probl
             (
                 "inference.engine",
                 "VLLM needs the address of vLLM servers, which `populora run --serving http://HOST:PORT` or "
-                "POPULORA_SERVING_HOST gives: without it Transformers is allowed, which samples in this process",
+                "POPULORA_SERVING_HOST gives: without it Transformers is allowed here, which samples in this process",
             )
         )
     if spec.base_model.uri.startswith("s3://"):

@@ -226,6 +226,15 @@ def test_what_only_a_cluster_can_do_is_refused_locally(manifest, write):
     assert all("allowed here" in problem.message for problem in problems)
 
 
+def test_vllm_is_refused_only_where_no_address_of_it_is_given(manifest, write):
+    manifest["spec"] |= {"inference": {"engine": "VLLM"}}
+    run = load_manifest(write(manifest))
+    (problem,) = local_refusals(run)
+    assert problem.field == "spec.inference.engine"
+    assert "`populora run --serving http://HOST:PORT` or POPULORA_SERVING_HOST" in problem.message
+    assert local_refusals(run, Services(serving="vllm")) == []
+
+
 def test_what_a_controller_sees_to_is_not_refused(manifest, write):
     manifest["spec"] |= {"evaluation": {"suites": ["mbpp_plus"]}, "sandbox": {"runtimeClassName": "gvisor"}}
     run = load_manifest(write(manifest))

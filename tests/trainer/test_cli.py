@@ -108,10 +108,23 @@ def test_a_wrong_manifest_is_one_sentence_a_problem_and_exit_code_42_before_torc
         wrong[2],
     )
     assert missing[2] == f"Error: {tmp_path / 'none.yaml'}: cannot be read: No such file or directory\n"
-    assert "spec.inference.engine: VLLM needs vLLM pods" in cluster[2]
+    assert "spec.inference.engine: VLLM needs the address of vLLM servers, which `populora run --serving" in cluster[2]
     assert "spec.baseModel.uri: s3://bucket/x needs an object store" in cluster[2]
     assert "training.stepz" in unknown[2]
     assert not Path(output).exists()
+
+
+def test_an_address_of_vllm_that_is_none_or_that_nobody_would_ask_is_a_sentence_before_torch_is_loaded(
+    tmp_path: Path,
+) -> None:
+    run = ["run", str(TINY), "-o", str(tmp_path / "run")]
+    idle, wrong = in_one_process(
+        [[*run, "--serving", "vllm"], [*run, "--set", "inference.engine=VLLM", "--serving", "https://vllm"]]
+    )
+    assert (idle[0], wrong[0]) == (1, 1)
+    assert idle[2].startswith("Error: --serving vllm: spec.inference.engine is Transformers, which samples in this ")
+    assert wrong[2].startswith("Error: the address of vLLM is 'https://vllm': http://HOST:PORT, HOST:PORT and HOST ")
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_error_is_one_sentence_and_debug_adds_where_it_came_from(tmp_path: Path) -> None:

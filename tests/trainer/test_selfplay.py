@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from populora_api import Spec, load_manifest
+from populora_trainer.errors import RolloutError
 from populora_trainer.population.matchmaking import Matchup
 from populora_trainer.population.members import Member, founders, single_agent
 from populora_trainer.rollout.engine import Completion, RolloutRequest, Wave
@@ -18,6 +19,7 @@ from populora_trainer.selfplay import (
     cross_evaluate,
     propose,
     solve,
+    students_at_work,
     training_groups,
 )
 from populora_trainer.tasks.buffer import ProblemBuffer
@@ -254,3 +256,92 @@ def test_a_program_that_the_buffer_holds_counts_as_seen(spec, pool):
     assert all(one.seen for one in proposals)
     fresh, _, _, _ = play(spec, pool)
     assert not any(one.seen for one in fresh)
+
+
+class Straggling(ScriptedEngine):
+    """Is done with the last request first, and with each only when something else has happened meanwhile."""
+
+    def __init__(self, script: Script) -> None:
+        super().__init__(script)
+        self.events: list[str] = []
+
+    async def generate(self, requests: Sequence[RolloutRequest]) -> AsyncGenerator[Wave, None]:
+        self.requests += requests
+        teaching = "Invent" in Letters().decode(requests[0].prompt_ids)
+        self.events.append("teachers begin" if teaching else "students begin")
+        for number in reversed(range(len(requests))):
+            await asyncio.sleep(0.3 if teaching else 0.0)
+            completions = [self._completion(requests[number], one) for one in range(requests[number].n)]
+            self.events.append("a teacher is done" if teaching else "a student is done")
+            yield [(number, completions)]
+
+
+def play_streaming(spec: Spec, pool: SandboxPool, engine: ScriptedEngine, judge: CountingVerifier | None = None):
+    tools = Tools(engine, judge or CountingVerifier(pool), ChatTemplate(), Letters())
+
+    async def play_round() -> tuple[list[Proposal], list[Solution]]:
+        async with students_at_work(founders(2, 2), spec, 1, tools) as students:
+            proposals = await propose(
+                MATCHUPS, founders(2, 2), spec, 1, ProblemBuffer(64), tools, accepted=students.begin
+            )
+            return proposals, await students.finish(proposals)
+
+    return asyncio.run(play_round())
+
+
+def test_students_begin_with_a_problem_while_teachers_still_write_others(spec, pool):
+    engine = Straggling(teach_then_solve)
+    play_streaming(spec, pool, engine)
+    events = engine.events
+    assert events.count("a teacher is done") == 4
+    last_teacher = len(events) - 1 - events[::-1].index("a teacher is done")
+    assert "a student is done" in events[:last_teacher]
+
+
+def test_what_a_round_brings_does_not_depend_on_what_was_done_first(spec, pool):
+    proposals, solutions, _, _ = play(spec, pool)
+    streamed = play_streaming(spec, pool, Straggling(teach_then_solve))
+    assert streamed == (proposals, solutions)
+    assert cross_evaluate(*streamed, spec) == cross_evaluate(proposals, solutions, spec)
+    in_one_wave = play_streaming(spec, pool, ScriptedEngine(teach_then_solve))
+    assert in_one_wave == (proposals, solutions)
+
+
+def test_one_wave_asks_for_what_separate_phases_ask_for_with_the_same_draws(spec, pool):
+    _, _, apart, _ = play(spec, pool)
+    together = ScriptedEngine(teach_then_solve)
+    play_streaming(spec, pool, together)
+    assert together.requests == apart.requests
+
+
+def test_draws_of_problems_that_come_in_waves_are_all_different(spec, pool):
+    engine = Straggling(teach_then_solve)
+    play_streaming(spec, pool, engine)
+    assert len({request.seed for request in engine.requests}) == len(engine.requests)
+
+
+def test_what_fails_in_a_student_ends_the_round_with_its_own_error_and_leaves_nothing_running(spec, pool):
+    class Failing(Straggling):
+        async def generate(self, requests: Sequence[RolloutRequest]) -> AsyncGenerator[Wave, None]:
+            if "Invent" not in Letters().decode(requests[0].prompt_ids):
+                raise RolloutError("no replica is left")
+            async for wave in super().generate(requests):
+                yield wave
+
+    engine = Failing(teach_then_solve)
+    with pytest.raises(RolloutError, match=r"^no replica is left$"):
+        play_streaming(spec, pool, engine)
+    assert engine.events.count("a teacher is done") < 4
+
+
+def test_what_fails_in_a_teacher_ends_the_round_with_its_own_error(spec, pool):
+    class Failing(Straggling):
+        async def generate(self, requests: Sequence[RolloutRequest]) -> AsyncGenerator[Wave, None]:
+            teaching = "Invent" in Letters().decode(requests[0].prompt_ids)
+            async for wave in super().generate(requests):
+                yield wave
+                if teaching and self.events.count("a teacher is done") == 2:
+                    raise RolloutError("the prompt is too long")
+
+    with pytest.raises(RolloutError, match=r"^the prompt is too long$"):
+        play_streaming(spec, pool, Failing(teach_then_solve))

@@ -305,7 +305,7 @@ def test_a_runs_identity_cannot_change_and_the_rest_can(scripted: None, tmp_path
 @pytest.mark.parametrize(
     ("overrides", "field", "message"),
     [
-        (["inference.engine=VLLM"], "spec.inference.engine", "VLLM needs vLLM pods"),
+        (["inference.engine=VLLM"], "spec.inference.engine", "VLLM needs the address of vLLM servers"),
         (["baseModel.uri=s3://bucket/base"], "spec.baseModel.uri", "s3://bucket/base needs an object store"),
         (["evaluation.suites=[mbpp_plus]"], "spec.evaluation.suites", "mbpp_plus need an evaluation Job"),
         (

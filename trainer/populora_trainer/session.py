@@ -28,7 +28,7 @@ from populora_trainer.learning.mismatch import doubt
 from populora_trainer.learning.update import Learner, LearnerSettings
 from populora_trainer.loop import Trainer
 from populora_trainer.nano.heldout import load_heldout
-from populora_trainer.observations import member_status
+from populora_trainer.observations import Observations, member_status
 from populora_trainer.population.lora import LoraPopulation
 from populora_trainer.population.members import Member, founders, single_agent, slots
 from populora_trainer.population.peft_format import AdapterConfig
@@ -116,10 +116,7 @@ class Session:
         while self.trainer.step < training.steps and not self.events.stop():
             observed = await self.trainer.train_step()
             step = observed.step
-            doubts = doubt(observed.update.mismatch_M, observed.before, step)
-            if doubts and not self._doubted:
-                self._doubted = True
-                self.events.on_notice(doubts)
+            self._check_mismatch(observed)
             last = step == training.steps
             held_out = await self._evaluate(step) if self._evaluation_due(step) else None
             metrics = observed.metrics(held_out)
@@ -140,6 +137,14 @@ class Session:
         done = self.trainer.step >= training.steps
         self.monitor.enter("Completed" if done else "Suspended")
         return done
+
+    def _check_mismatch(self, observed: Observations) -> None:
+        """Tell the user once where vLLM samples from other weights than are trained; by far, and the run ends."""
+        if self.spec.inference.engine == "VLLM":
+            doubts = doubt(observed.update.mismatch_M, observed.before, observed.step)
+            if doubts and not self._doubted:
+                self._doubted = True
+                self.events.on_notice(doubts)
 
     def commit(self) -> None:
         """Make the state after the newest step durable."""

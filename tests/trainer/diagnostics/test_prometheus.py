@@ -12,6 +12,7 @@ from populora_trainer.diagnostics.endpoint import Endpoint, parse_listen
 from populora_trainer.diagnostics.metrics import Sample, assemble
 from populora_trainer.diagnostics.prometheus import FAMILIES, RunMonitor
 from populora_trainer.errors import PopuloraError
+from populora_trainer.rollout.replicas import Sync
 
 
 def metrics(step=3, **changes):
@@ -238,3 +239,25 @@ def test_ipv6_is_served_or_refused_with_a_sentence(monitor):
     else:
         with pytest.raises(PopuloraError, match=r"--listen \[::1\]:0"):
             Endpoint("[::1]:0").serve(monitor)
+
+
+def test_how_far_vllm_is_is_shown_while_the_trainer_waits_and_after(monitor, endpoint):
+    assert "serving" not in json.loads(get(endpoint, "/status")[0])
+    assert not any(name.startswith(("populora_serving", "populora_adapter")) for name, *_ in samples(endpoint))
+    monitor.sync(Sync(step=7, replicas=3, synced=1, seconds=4.25, waiting=True, problem="10.0.0.2: t0 not loaded"))
+    assert json.loads(get(endpoint, "/status")[0])["serving"] == {
+        "publishedStep": 7,
+        "replicas": 3,
+        "synced": 1,
+        "syncSeconds": 4.25,
+        "waiting": True,
+        "message": "10.0.0.2: t0 not loaded",
+    }
+    found = samples(endpoint)
+    assert found["populora_adapters_published_step",] == 7
+    assert found["populora_adapter_sync_seconds",] == 4.25
+    assert found["populora_serving_replicas", "synced"] == 1
+    assert found["populora_serving_replicas", "behind"] == 2
+    monitor.record(metrics(step=8), MEMBERS)
+    monitor.sync(Sync(step=8, replicas=3, synced=3, seconds=0.5, waiting=False))
+    assert samples(endpoint)["populora_serving_replicas", "behind"] == 0

@@ -6,6 +6,7 @@ applied, or whose log-probabilities leave out the temperature, differs by far mo
 that: what it learned from would be another policy's samples.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 
 from populora_trainer.errors import RolloutError
@@ -31,7 +32,7 @@ def doubt(mismatch_M: Mapping[int, float], members: Sequence[Member], step: int)
     """
     if not mismatch_M:
         return None
-    slot = max(mismatch_M, key=lambda one: mismatch_M[one])
+    slot = max(mismatch_M, key=lambda one: (math.isnan(mismatch_M[one]), mismatch_M[one]))
     worst = mismatch_M[slot]
     found = (
         f"in step {step}, the log-probabilities of the rollout engine and of the trainer differ by {worst:.2f} nats a "
