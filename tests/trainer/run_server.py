@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -26,9 +26,10 @@ sys.path.insert(0, str(Path(__file__).parent / "storage"))
 from faults import die, faults
 from scripted import ScriptedEngine
 
-from populora_trainer import cli, progress, session
+from populora_trainer import cli, following, progress, session  # noqa: F401 - `following`: as the next line
 from populora_trainer.commands import run as _run_command  # noqa: F401 - what the command imports, once for all
 from populora_trainer.diagnostics.records import StepMetrics
+from populora_trainer.ranks.group import Group
 from populora_trainer.session import Events
 
 # A kill at a flush leaves what a kill at the next of these leaves.
@@ -49,6 +50,8 @@ class Child:
         kill_at_write: number of the change to the disk at which it is killed.
         file_limit: largest size of a file in bytes.
         scripted: whether rollouts are scripted, so that every step has something to learn whatever the base is worth.
+        environment: variables, e.g. those by which a rank finds its place.
+        kill_at_command: (name, count) of the command of rank 0 at whose receipt it is killed, counted from 1.
     """
 
     argv: list[str]
@@ -61,6 +64,8 @@ class Child:
     kill_at_write: int | None = None
     file_limit: int | None = None
     scripted: bool = True
+    environment: dict[str, str] = field(default_factory=dict)
+    kill_at_command: tuple[str, int] | None = None
 
     def run(self) -> int:
         os.setsid()
@@ -72,8 +77,13 @@ class Child:
         if self.file_limit is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (self.file_limit, resource.RLIM_INFINITY))
         sys.argv = ["populora", *self.argv]
+        os.environ.update(self.environment)
+        if self.kill_at_command is not None:
+            self.die_by_command(*self.kill_at_command)
         if self.scripted:
             session.TransformersEngine = lambda population, **_: ScriptedEngine()  # type: ignore[assignment, misc]
+            # A script makes its log-probabilities up.
+            session.doubt = lambda mismatch_M, members, step: None  # type: ignore[assignment]
         progress.Events = self.watched  # type: ignore[assignment, misc]
         with ExitStack() as stack:
             recorder = stack.enter_context(faults(self.kill_at_write, die, WRITES))
@@ -84,6 +94,19 @@ class Child:
             finally:
                 self.note(writes=len(recorder.events))
         return 0
+
+    def die_by_command(self, name: str, count: int) -> None:
+        receive, left = Group.receive, count
+
+        def received(group: Group) -> object:
+            nonlocal left
+            command = receive(group)
+            left -= type(command).__name__ == name
+            if not left:
+                die(name)
+            return command
+
+        Group.receive = received  # type: ignore[method-assign]
 
     def watched(
         self,

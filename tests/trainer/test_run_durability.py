@@ -5,15 +5,13 @@ import os
 import re
 import shlex
 import signal
-import subprocess
-import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from run_client import PATIENCE_SECONDS, Process, Server, running_server
 
 from populora_trainer.storage.checkpoint import intact, newest_manifest, read_manifest
 from populora_trainer.storage.local import LocalStore
@@ -22,69 +20,8 @@ from populora_trainer.storage.logs import read_log
 HERE = Path(__file__).parent
 SMALL = ("population.students=1", "training.rolloutsPerProblem=2", "evaluation.heldOut.problems=1")
 STEPS = 2
-PATIENCE_SECONDS = 300
 
 pytestmark = pytest.mark.slow
-
-
-class Process:
-    """A `populora run` that goes on in a child of the server."""
-
-    def __init__(self, server: "Server", pid: int, out: Path, notes: Path) -> None:
-        self.server, self.pid, self.out, self.notes = server, pid, out, notes
-
-    def wait(self) -> int:
-        return self.server.ask(wait=self.pid)["code"]
-
-    def output(self) -> str:
-        return self.out.read_text()
-
-    def facts(self) -> list[dict]:
-        return [json.loads(line) for line in self.notes.read_text().splitlines()] if self.notes.exists() else []
-
-    def phases(self) -> list[tuple[int, str]]:
-        return [(fact["step"], fact["phase"]) for fact in self.facts() if "phase" in fact]
-
-    def until(self, phase: tuple[int, str]) -> None:
-        self._patiently(lambda: phase in self.phases(), f"phase {phase}")
-
-    def until_said(self, text: str) -> None:
-        self._patiently(lambda: text in self.output(), text)
-
-    def signal(self, number: int) -> None:
-        """Send a signal to the process and all that it started, as a terminal does."""
-        os.killpg(self.pid, number)
-
-    def _patiently(self, reached, what: str) -> None:
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while not reached():
-            assert time.monotonic() < deadline, f"no {what} in:\n{self.output()}"
-            time.sleep(0.02)
-
-
-class Server:
-    """The process that `populora` is forked from."""
-
-    def __init__(self, process: subprocess.Popen[str], folder: Path) -> None:
-        self._process, self._folder, self._count = process, folder, 0
-
-    def ask(self, **request: object) -> dict:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        return json.loads(self._process.stdout.readline())
-
-    def start(self, argv: list[str], **faults: object) -> Process:
-        self._count += 1
-        out, notes = self._folder / f"{self._count}.out", self._folder / f"{self._count}.notes"
-        answer = self.ask(start={"argv": argv, "out": str(out), "notes": str(notes), **faults})
-        return Process(self, answer["pid"], out, notes)
-
-    def train(self, folder: Path, *more: str, steps: int = STEPS, **faults: object) -> tuple[int, Process]:
-        """Run to the end; returns the exit code, -9 where it was killed."""
-        process = self.start(arguments(folder, *more, steps=steps), **faults)
-        return process.wait(), process
 
 
 def arguments(folder: Path, *more: str, steps: int = STEPS) -> list[str]:
@@ -92,25 +29,22 @@ def arguments(folder: Path, *more: str, steps: int = STEPS) -> list[str]:
     return ["run", str(HERE / "tiny.yaml"), "--output", str(folder), *settings, *more]
 
 
+def train(server: Server, folder: Path, *more: str, steps: int = STEPS, **faults: object) -> tuple[int, Process]:
+    """Run to the end; returns the exit code, -9 where it was killed."""
+    process = server.start(arguments(folder, *more, steps=steps), **faults)
+    return process.wait(), process
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory) -> Iterator[Server]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        [sys.executable, str(HERE / "run_server.py")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-    ) as process:
-        yield Server(process, tmp_path_factory.mktemp("processes"))
-        assert process.stdin is not None
-        process.stdin.close()
+    with running_server(tmp_path_factory.mktemp("processes")) as started:
+        yield started
 
 
 @pytest.fixture(scope="module")
 def undisturbed(server, tmp_path_factory) -> tuple[Path, Process]:
     folder = tmp_path_factory.mktemp("undisturbed") / "run"
-    code, process = server.train(folder)
+    code, process = train(server, folder)
     assert code == 0, process.output()
     # Every step changes every kind of object, so a step that is lost or done twice shows.
     manifests = [read_manifest(LocalStore(folder), step) for step in range(STEPS + 1)]
@@ -137,7 +71,7 @@ def check_finished(folder: Path, undisturbed: Path) -> None:
 
 
 def test_two_runs_of_one_manifest_are_equal_wherever_they_are(server, undisturbed, tmp_path):
-    code, _ = server.train(tmp_path / "elsewhere")
+    code, _ = train(server, tmp_path / "elsewhere")
     assert code == 0
     check_finished(tmp_path / "elsewhere", undisturbed[0])
 
@@ -150,7 +84,7 @@ def test_a_run_killed_at_every_boundary_of_its_phases_ends_as_if_it_was_not(serv
         "held-out evaluation",
     }
     for step, phase in boundaries:
-        code, process = server.train(folder, step=max(step, 1), kill_at=(step, phase))
+        code, process = train(server, folder, step=max(step, 1), kill_at=(step, phase))
         assert (code, process.phases()[-1]) == (-9, (step, phase)), process.output()
         # What the wreck shows is the last committed step, whole. Before the first commit there is nothing.
         newest = newest_manifest(LocalStore(folder, create=False))
@@ -158,7 +92,7 @@ def test_a_run_killed_at_every_boundary_of_its_phases_ends_as_if_it_was_not(serv
             assert (step, phase) == (1, "held-out evaluation")
         else:
             assert newest.step == step - 1
-    code, process = server.train(folder)
+    code, process = train(server, folder)
     assert code == 0, process.output()
     assert f"Continuing {folder} after step {STEPS - 1} of {STEPS}" in process.output()
     check_finished(folder, undisturbed[0])
@@ -172,23 +106,23 @@ def test_a_run_killed_inside_its_writes_ends_as_if_it_was_not(server, undisturbe
         folder = tmp_path / f"run-{attempt}"
         # Every process dies some writes later than the one before, until one lives to the end.
         for kill_at in range(2 + 5 * attempt, writes + 1, writes // 6):
-            code, process = server.train(folder, kill_at_write=kill_at)
+            code, process = train(server, folder, kill_at_write=kill_at)
             if code == 0:
                 break
             assert code == -9, process.output()
             kills += 1
-        code, process = server.train(folder)
+        code, process = train(server, folder)
         assert code == 0, process.output()
         check_finished(folder, undisturbed[0])
     assert kills >= 4
 
 
 def test_a_run_with_real_rollouts_ends_as_if_it_was_not_killed(server, tmp_path):
-    assert server.train(tmp_path / "undisturbed", scripted=False)[0] == 0
+    assert train(server, tmp_path / "undisturbed", scripted=False)[0] == 0
     folder = tmp_path / "run"
-    code, _ = server.train(folder, scripted=False, kill_at=(2, "solve"))
+    code, _ = train(server, folder, scripted=False, kill_at=(2, "solve"))
     assert (code, latest(folder)["step"]) == (-9, 1)
-    assert server.train(folder, scripted=False)[0] == 0
+    assert train(server, folder, scripted=False)[0] == 0
     check_finished(folder, tmp_path / "undisturbed")
 
 
@@ -206,7 +140,7 @@ def test_an_interrupt_stops_after_the_step_and_says_how_to_go_on(server, undistu
     assert "Traceback" not in output
     again = shlex.split(output.rpartition("Go on with:")[2])
     assert again == ["populora", *arguments(folder, steps=1000)]
-    code, process = server.train(folder)
+    code, process = train(server, folder)
     assert code == 0, process.output()
     check_finished(folder, undisturbed[0])
 
@@ -222,7 +156,7 @@ def test_a_second_interrupt_ends_at_once_at_the_last_checkpoint(server, undistur
     assert "Traceback" not in process.output()
     assert process.phases()[-1] == (2, "solve")
     assert latest(folder)["step"] == 1
-    assert server.train(folder)[0] == 0
+    assert train(server, folder)[0] == 0
     check_finished(folder, undisturbed[0])
 
 
@@ -242,7 +176,7 @@ def test_a_second_trainer_of_a_folder_is_turned_away_and_harms_nothing(server, u
     first = server.start(arguments(folder), pause_at=(2, "propose"), release=str(release))
     first.until((2, "propose"))
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    code, second = server.train(folder)
+    code, second = train(server, folder)
     assert code == 1
     assert re.search(rf"^Error: {folder} is in use by process {first.pid} on \S+$", second.output(), re.MULTILINE)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
@@ -253,10 +187,10 @@ def test_a_second_trainer_of_a_folder_is_turned_away_and_harms_nothing(server, u
 
 def test_a_full_disk_is_a_sentence_and_loses_no_committed_step(server, undisturbed, tmp_path):
     folder = tmp_path / "run"
-    assert server.train(folder, steps=1)[0] == 0
+    assert train(server, folder, steps=1)[0] == 0
     before = (folder / "LATEST").read_bytes()
     # The kernel refuses files of this size: the logs fit, the weights do not.
-    code, process = server.train(folder, file_limit=40_000)
+    code, process = train(server, folder, file_limit=40_000)
     assert code == 1
     sentence = process.output().rpartition("Error: ")[2]
     assert sentence.startswith("can't write ")
@@ -264,28 +198,28 @@ def test_a_full_disk_is_a_sentence_and_loses_no_committed_step(server, undisturb
     assert "run the same command again" in sentence
     assert "Traceback" not in process.output()
     assert (folder / "LATEST").read_bytes() == before
-    assert server.train(folder)[0] == 0
+    assert train(server, folder)[0] == 0
     assert latest(folder) == latest(undisturbed[0])
     assert [record["step"] for record in read_log(LocalStore(folder), "metrics")] == [0, 1, 2]
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_goes_on(server, undisturbed, tmp_path):
     folder = tmp_path / "run"
-    assert server.train(folder)[0] == 0
+    assert train(server, folder)[0] == 0
     store = LocalStore(folder, create=False)
     damaged = f"optimizer/{read_manifest(store, STEPS).optimizer}"
     data = bytearray(store.get(damaged))
     data[-1] ^= 1
     (folder / damaged).write_bytes(data)
-    code, process = server.train(folder)
+    code, process = train(server, folder)
     assert code == 1
     assert f"{damaged} is damaged" in process.output()
     assert "--from-step 1" in process.output()
     assert "Traceback" not in process.output()
-    code, process = server.train(folder, "--from-step", "1")
+    code, process = train(server, folder, "--from-step", "1")
     assert code == 0, process.output()
     check_finished(folder, undisturbed[0])
-    code, process = server.train(folder, "--from-step", "9")
+    code, process = train(server, folder, "--from-step", "9")
     assert code == 1
     assert re.search(r"^Error: step 9 of .* can't be gone back to", process.output(), re.MULTILINE)
 
@@ -317,7 +251,7 @@ def test_metrics_and_status_are_served_while_a_run_trains(server, tmp_path):
 
 
 def test_an_address_that_is_taken_is_a_sentence(server, tmp_path):
-    code, process = server.train(tmp_path / "run", "--listen", "nowhere")
+    code, process = train(server, tmp_path / "run", "--listen", "nowhere")
     assert code == 1
     assert "Error: --listen 'nowhere': expected HOST:PORT" in process.output()
 

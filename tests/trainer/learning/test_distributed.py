@@ -87,9 +87,7 @@ def crew(request: pytest.FixtureRequest, make_population: Population) -> Iterato
         else:
             learners[0].adopt(group.receive())
 
-    made = Crew(
-        request.param, {"begin": begin, "update": update, "state": state, "disturb": disturb, "share": share}
-    )
+    made = Crew(request.param, {"begin": begin, "update": update, "state": state, "disturb": disturb, "share": share})
     yield made
     made.close()
 
