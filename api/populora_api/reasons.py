@@ -54,8 +54,9 @@ _ALL = (
     ReasonInfo(
         "Syncing",
         ("AdaptersSynced",),
-        "A vLLM pod is not ready, so it may not serve the newest adapters yet.",
-        "Wait; look at ServingReady if it stays.",
+        "A vLLM pod does not serve what the trainer has published last: it is not ready, or its sidecar is behind. "
+        "Rollouts go to the other pods.",
+        "Wait; read the message, and look at ServingReady and at the sidecar's log if it stays.",
     ),
     ReasonInfo("Training", ("Progressing",), "The trainer takes steps.", _NOTHING),
     ReasonInfo("Evaluating", ("Progressing",), "Training is complete and the members are being evaluated.", _NOTHING),

@@ -50,6 +50,17 @@ class Best(_Answer):
     student: str | None = None
 
 
+class Serving(_Answer):
+    """How far vLLM is with the adapters that the trainer has published last."""
+
+    published_step: Count
+    replicas: Count
+    synced: Count
+    sync_seconds: float = Field(default=0, ge=0)
+    waiting: bool = False
+    message: str = ""
+
+
 class Progress(_Answer):
     """The answer of `/status`; times are seconds, rates are shares."""
 
@@ -61,6 +72,7 @@ class Progress(_Answer):
     best: Best = Field(default_factory=Best)
     solve_rate: Share | None = None
     coverage: Share | None = None
+    serving: Serving | None = None
 
     @property
     def seconds_per_step(self) -> float | None:

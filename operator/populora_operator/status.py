@@ -32,6 +32,7 @@ MESSAGE_LENGTH = 1024
 MAX_URI_CHARACTERS = 8192
 DECIMALS = 4
 UNREACHABLE_AFTER = timedelta(seconds=60)
+SYNC_SECONDS = 30.0  # that vLLM may take to serve a step's adapters before the condition says so
 STALLED_AFTER = timedelta(minutes=10)
 STALLED_STEPS = 10
 _ROLES: dict[str, Role] = {"teacher": "teacher", "student": "student", "agent": "agent"}
@@ -162,7 +163,7 @@ def _verdicts(s: Situation) -> dict[ConditionType, _Verdict]:
         "TrainersReady": trainers,
         "ServingReady": _not_needed(s) or serving,
         "SandboxesReady": sandboxes,
-        "AdaptersSynced": _not_needed(s) or stopped or _adapters(serving),
+        "AdaptersSynced": _not_needed(s) or stopped or _adapters(s, serving),
         "Progressing": stopped or _progressing(s, (trainers, serving, sandboxes)),
         "Suspended": _suspended(s),
         "Completed": _completed(s),
@@ -262,12 +263,17 @@ def _not_needed(s: Situation) -> _Verdict | None:
     return _Verdict("True", "NotNeeded", "inference.engine is Transformers.")
 
 
-def _adapters(serving: _Verdict) -> _Verdict:
-    if serving.status == "True":
-        return _Verdict("True", "Synced", "Every vLLM pod serves what the trainer has published.")
+def _adapters(s: Situation, serving: _Verdict) -> _Verdict:
     if serving.reason in ("Waiting", "Finished"):
         return serving
-    return _Verdict("False", "Syncing", serving.message)
+    told = s.heartbeat.progress.serving if s.heartbeat.listening and s.heartbeat.progress is not None else None
+    # Every step publishes, so what is served is behind for a moment each time.
+    if told is not None and told.synced < told.replicas and (not told.waiting or told.sync_seconds > SYNC_SECONDS):
+        message = f"{told.synced} of {told.replicas} vLLM pods serve the adapters of step {told.published_step}."
+        return _Verdict("False", "Syncing", _clip(f"{message} {told.message}".strip()))
+    if serving.status != "True":
+        return _Verdict("False", "Syncing", serving.message)
+    return _Verdict("True", "Synced", "Every vLLM pod serves what the trainer has published.")
 
 
 def _progressing(s: Situation, parts: Sequence[_Verdict]) -> _Verdict:

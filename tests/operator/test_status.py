@@ -334,3 +334,44 @@ def test_the_number_of_an_attempt_is_found_when_the_status_is_lost() -> None:
     kind, item = job(active=1)
     item = {**item, "metadata": {**item["metadata"], "name": "run-trainer-3"}}
     assert compute(situation(subject(), children((kind, item)))).attempts == 3
+
+
+@pytest.mark.parametrize(
+    ("told", "status", "reason", "message"),
+    [
+        ({"synced": 2}, "True", "Synced", "Every vLLM pod serves what the trainer has published."),
+        ({"synced": 1, "waiting": True, "syncSeconds": 3}, "True", "Synced", "Every vLLM pod serves what"),
+        (
+            {"synced": 1, "waiting": True, "syncSeconds": 40, "message": "10.0.0.2: t0-s000004-1a2b3c4d not loaded"},
+            "False",
+            "Syncing",
+            "1 of 2 vLLM pods serve the adapters of step 4. 10.0.0.2: t0-s000004-1a2b3c4d not loaded",
+        ),
+        ({"synced": 1, "syncSeconds": 3}, "False", "Syncing", "1 of 2 vLLM pods serve the adapters of step 4."),
+        (None, "True", "Synced", "Every vLLM pod serves what"),
+    ],
+)
+def test_adapters_are_synced_where_the_trainer_has_seen_every_pod_serve_them(
+    told: dict[str, Any] | None, status: str, reason: str, message: str
+) -> None:
+    serving = {
+        "metadata": {
+            "name": "run-serving",
+            "uid": "d",
+            "generation": 1,
+            "ownerReferences": [{"uid": "u", "controller": True}],
+        },
+        "spec": {"replicas": 2},
+        "status": {"readyReplicas": 2, "replicas": 2, "observedGeneration": 1},
+    }
+    observed = children(job(active=1), pod("p", "trainer"), (DEPLOYMENT, serving))
+    answer: dict[str, Any] = {"step": 4, "steps": 10}
+    if told is not None:
+        answer["serving"] = {"publishedStep": 4, "replicas": 2, **told}
+    beat = Heartbeat(Progress.model_validate(answer), listening=True)
+    of = subject(inference={"engine": "VLLM", "replicas": 2})
+    found = compute(situation(of, observed, heartbeat=beat))
+    assert found.conditions is not None
+    (condition,) = [one for one in found.conditions if one.type == "AdaptersSynced"]
+    assert (condition.status, condition.reason) == (status, reason)
+    assert condition.message.startswith(message)
