@@ -394,6 +394,7 @@ def full_status() -> Object:
         "progressPercent": 99.99,
         "estimatedSecondsRemaining": 61,
         "attempts": 2,
+        "failedNodes": [{"name": "node-7", "at": "2026-01-01T00:00:00Z"}],
         "gpus": 8,
         "activeSeconds": 86400,
         "evaluatedStep": 9990,

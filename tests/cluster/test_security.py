@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from client import Api, ApiError, Object, conditions, eventually
 from control_plane import ControlPlane
-from controller import Controller, grant, user_of
+from controller import ACCOUNT, Controller, grant, user_of
 from kubelet import Kubelet
 from monitoring import definitions
 from runs import Run, merged, read_manifest
@@ -116,6 +116,20 @@ def used_by(request: Object) -> set[Granted]:
     resource = target["resource"] + (f"/{target['subresource']}" if "subresource" in target else "")
     made = request["verb"] == "patch" and request["responseStatus"].get("code") == 201
     return {(verb, target.get("apiGroup", ""), resource) for verb in (request["verb"], *(["create"] if made else []))}
+
+
+def test_a_controller_that_may_not_see_jobs_starts_none_and_goes_on_when_it_may(plane, api, kubelet, namespace):
+    token = grant(api, namespace)
+    role = api.get("Role", ACCOUNT, namespace)
+    blind = [rule for rule in role["rules"] if rule["apiGroups"] != ["batch"]]
+    api.patch("Role", ACCOUNT, {"rules": blind}, namespace)
+    with Controller(plane, namespace, token=token) as controller:
+        controller.ready()
+        run = Run.create(api, namespace, NANO)
+        eventually(lambda: f"jobs in {namespace} are not known" in controller.tail(), "it says what it does not know")
+        assert run.children() == {}
+        api.patch("Role", ACCOUNT, {"rules": role["rules"]}, namespace)
+        run.until("Completed")
 
 
 def test_the_controller_reads_no_secret_and_writes_in_no_other_namespace():
