@@ -12,6 +12,7 @@ HERE = Path(__file__).parent
 for folder in (HERE, HERE.parent / "trainer" / "storage"):
     sys.path.insert(0, str(folder))
 
+from adapters import ask, served  # noqa: E402
 from environment import InstallError, vllm_command  # noqa: E402
 from server import VllmServer, vllm_server  # noqa: E402
 
@@ -40,9 +41,20 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 @pytest.fixture(scope="session")
-def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
-    """A healthy server of builtin://nano in float32, for 4 members of rank 8; a test leaves no adapter behind."""
+def _shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
     if _missing:
         pytest.fail(_missing[0], pytrace=False)
     with vllm_server(tmp_path_factory.mktemp("vllm")) as server:
         yield server
+
+
+@pytest.fixture
+def vllm(_shared: VllmServer) -> Iterator[VllmServer]:
+    """A healthy server of builtin://nano in float32, for 4 members of rank 8, without adapters; a test may stop it."""
+    if not _shared.running:
+        _shared.stop()
+        _shared.start()
+    _shared.wait()
+    for name in served(_shared.url):
+        ask(f"{_shared.url}/v1/unload_lora_adapter", {"lora_name": name})
+    yield _shared

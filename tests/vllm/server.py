@@ -70,6 +70,11 @@ class VllmServer:
         """The file with what it prints."""
         return self.folder / "vllm.log"
 
+    @property
+    def running(self) -> bool:
+        """Whether its process lives."""
+        return self.process is not None and self.process.poll() is None
+
     def start(self) -> None:
         """Start it, without waiting until it answers."""
         assert self.process is None

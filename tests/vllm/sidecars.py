@@ -35,8 +35,12 @@ class SidecarProcess:
 
     def ready(self) -> bool:
         """Whether `/readyz` answers 200."""
+        return self.answers("/readyz")
+
+    def answers(self, path: str) -> bool:
+        """Whether a path answers 200."""
         try:
-            ask(f"{self.url}/readyz")
+            ask(f"{self.url}{path}")
         except OSError:  # 503, or it does not listen yet
             return False
         return True
@@ -46,9 +50,9 @@ class SidecarProcess:
         ask(f"{self.url}/refresh", {})
         until(lambda: self.status()["publication"] == sha256, lambda: f"the publication is served: {self.status()}")
 
-    def until_ready(self) -> None:
+    def until_ready(self, patience: float = PATIENCE) -> None:
         """Wait for readiness."""
-        until(self.ready, lambda: f"the sidecar is ready; it printed {self.log.read_text()[-2000:]}")
+        until(self.ready, lambda: f"the sidecar is ready; it printed {self.log.read_text()[-2000:]}", patience)
 
 
 @contextmanager
@@ -72,16 +76,18 @@ def sidecar_process(
             command, env={**os.environ, **(environment or {})}, stdout=printed, stderr=subprocess.STDOUT
         )
     try:
-        yield SidecarProcess(f"http://127.0.0.1:{port}", process, log)
+        sidecar = SidecarProcess(f"http://127.0.0.1:{port}", process, log)
+        until(lambda: process.poll() is not None or sidecar.answers("/healthz"), lambda: "the sidecar listens")
+        yield sidecar
         assert process.poll() is None, f"the sidecar has ended:\n{log.read_text()[-4000:]}"
     finally:
         process.terminate()
         process.wait(30)
 
 
-def until(reached: Callable[[], object], what: Callable[[], str]) -> None:
+def until(reached: Callable[[], object], what: Callable[[], str], patience: float = PATIENCE) -> None:
     """Wait for something to become true."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + patience
     while not reached():
-        assert time.monotonic() < deadline, f"not within {PATIENCE} s: {what()}"
+        assert time.monotonic() < deadline, f"not within {patience} s: {what()}"
         time.sleep(0.02)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from adapters import RANK, ask, greedy, random_adapter, served
-from server import VllmServer
+from server import START_SECONDS
 from sidecars import sidecar_process, until
 
 from populora_trainer.nano.registry import builtin_folder
@@ -28,14 +28,6 @@ def store(tmp_path: Path) -> LocalStore:
 @pytest.fixture
 def adapters(tmp_path: Path) -> Path:
     return tmp_path / "adapters"
-
-
-@pytest.fixture(autouse=True)
-def _leave_nothing_behind(vllm: VllmServer):
-    yield
-    if vllm.process is not None:
-        for name in served(vllm.url):
-            ask(f"{vllm.url}/v1/unload_lora_adapter", {"lora_name": name})
 
 
 def generation(step: int, members: tuple[str, ...] = MEMBERS) -> dict[str, Adapter]:
@@ -134,7 +126,7 @@ def test_a_server_that_was_killed_has_every_adapter_back_before_it_is_ready(vllm
         until(lambda: not sidecar.ready(), lambda: "the sidecar has noticed")
         assert sidecar.status()["publication"] is None
         vllm.start()
-        sidecar.until_ready()
+        sidecar.until_ready(START_SECONDS)
         assert set(served(vllm.url)) == set(published.names.values())
         assert greedy(vllm.url, name, PROMPT) == said
 
