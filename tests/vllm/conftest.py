@@ -49,7 +49,7 @@ def _shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
 
 
 @pytest.fixture
-def vllm(_shared: VllmServer) -> Iterator[VllmServer]:
+def vllm(_shared: VllmServer) -> VllmServer:
     """A healthy server of builtin://nano in float32, for 4 members of rank 8, without adapters; a test may stop it."""
     if not _shared.running:
         _shared.stop()
@@ -57,4 +57,4 @@ def vllm(_shared: VllmServer) -> Iterator[VllmServer]:
     _shared.wait()
     for name in served(_shared.url):
         ask(f"{_shared.url}/v1/unload_lora_adapter", {"lora_name": name})
-    yield _shared
+    return _shared
