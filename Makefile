@@ -10,7 +10,7 @@ VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 REVISION = $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 IMAGES = controller trainer sandbox sidecar
 
-.PHONY: help setup demo check lint test binaries vllm docs bench reproduce nano wheel images lock clean
+.PHONY: help setup demo check lint test e2e able binaries vllm docs bench reproduce nano wheel images lock clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -45,6 +45,12 @@ check: lint ## lint and the fast tests that need no cluster (under two minutes)
 # Two processes; each of the groups `cluster`, `charts` and `vllm` stays in one of them, with one control plane or server for all its tests.
 test: lint binaries vllm ## every check and every test that needs no root
 	OMP_NUM_THREADS=1 $(PYTEST) --numprocesses=2 --dist=loadgroup --durations=15 tests --ignore=tests/images --ignore=tests/e2e
+
+e2e: able setup ## the images, and the whole path on a real Kubernetes node made for it (Linux, root; 12 minutes once all is built)
+	$(BIN)/python tests/e2e/prepare.py $(PYTEST) --durations=15 tests/images tests/e2e
+
+able:
+	@$(PYTHON) tests/e2e/preflight.py
 
 binaries: setup ## build the Kubernetes, Helm, S3 and Prometheus programs of the tests from Go modules (20 minutes the first time, expected)
 	$(BIN)/python tests/cluster/build.py etcd kube-apiserver kubectl kube-controller-manager kube-scheduler helm versitygw promtool

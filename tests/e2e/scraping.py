@@ -2,14 +2,16 @@
 
 import contextlib
 import json
-import re
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
 from control_plane import Process, free_ports
+from discovery import Discovery
+from labels import safe
 from node import Node
 
 Object = dict[str, Any]
@@ -51,12 +53,9 @@ def prometheus(node: Node, monitors: Sequence[Object]) -> Iterator[Prometheus]:
     """Run Debian's Prometheus on the monitors' targets, as the Prometheus operator would have it do."""
     folder = node.folder / "prometheus"
     folder.mkdir(exist_ok=True)
-    (folder / "token").write_text(node.plane.token)
     configuration = {
         "global": {"scrape_interval": INTERVAL, "scrape_timeout": INTERVAL},
-        "scrape_configs": [
-            job for monitor in monitors for job in scrape_configurations(monitor, _discovery(node, folder / "token"))
-        ],
+        "scrape_configs": [job for monitor in monitors for job in scrape_configurations(monitor, folder)],
     }
     (folder / "prometheus.yml").write_text(yaml.safe_dump(configuration))
     (port,) = free_ports(1)
@@ -70,21 +69,22 @@ def prometheus(node: Node, monitors: Sequence[Object]) -> Iterator[Prometheus]:
         ],
         node.folder,
     )
-    process.start()
-    try:
-        server = Prometheus(f"http://127.0.0.1:{port}")
-        process.until(server.ready, "/-/ready")
-        yield server
-    finally:
-        process.stop()
+    with Discovery(node.api, folder):
+        process.start()
+        try:
+            server = Prometheus(f"http://127.0.0.1:{port}")
+            process.until(server.ready, "/-/ready")
+            yield server
+        finally:
+            process.stop()
 
 
-def scrape_configurations(monitor: Object, discovery: Object) -> list[Object]:
+def scrape_configurations(monitor: Object, targets: Path) -> list[Object]:
     """Return what a PodMonitor or a ServiceMonitor means to Prometheus, a job for each of its endpoints.
 
     Args:
         monitor: the object.
-        discovery: how the API server is found and asked.
+        targets: folder of the files that `Discovery` keeps.
 
     Source: the Prometheus operator's generator of configurations, for the fields that this project uses.
     """
@@ -93,10 +93,10 @@ def scrape_configurations(monitor: Object, discovery: Object) -> list[Object]:
     role, labels = ("pod", "pod_label") if pods else ("endpointslice", "service_label")
     port = "pod_container_port_name" if pods else "endpointslice_port_name"
     chosen = spec.get("namespaceSelector") or {}
-    namespaces = {} if chosen.get("any") else {"namespaces": {"names": chosen.get("matchNames") or [place]}}
+    namespaces = [] if chosen.get("any") else [_keep("namespace", "|".join(chosen.get("matchNames") or [place]))]
     jobs = []
     for number, endpoint in enumerate(spec["podMetricsEndpoints" if pods else "endpoints"]):
-        rules = [_keep(f"{labels}_{_safe(key)}", value) for key, value in spec["selector"]["matchLabels"].items()]
+        rules = [_keep(f"{labels}_{safe(key)}", value) for key, value in spec["selector"]["matchLabels"].items()]
         rules.append(_keep(port, endpoint["port"]))
         rules.append({**_keep("pod_phase", "Failed|Succeeded"), "action": "drop"})
         rules += [
@@ -104,7 +104,7 @@ def scrape_configurations(monitor: Object, discovery: Object) -> list[Object]:
             for source, target in (("namespace", "namespace"), ("pod_name", "pod"), ("pod_container_name", "container"))
         ]
         rules += [
-            {"source_labels": [f"__meta_kubernetes_pod_label_{_safe(key)}"], "target_label": _safe(key)}
+            {"source_labels": [f"__meta_kubernetes_pod_label_{safe(key)}"], "target_label": safe(key)}
             for key in spec.get("podTargetLabels", [])
         ]
         jobs.append(
@@ -112,8 +112,8 @@ def scrape_configurations(monitor: Object, discovery: Object) -> list[Object]:
                 "job_name": f"{monitor['kind']}/{place}/{monitor['metadata']['name']}/{number}",
                 "metrics_path": endpoint.get("path", "/metrics"),
                 "honor_labels": endpoint.get("honorLabels", False),
-                "kubernetes_sd_configs": [{"role": role, **namespaces, **discovery}],
-                "relabel_configs": rules,
+                "file_sd_configs": [{"files": [str(targets / f"{role}.json")], "refresh_interval": INTERVAL}],
+                "relabel_configs": namespaces + rules,
             }
         )
     return jobs
@@ -121,15 +121,3 @@ def scrape_configurations(monitor: Object, discovery: Object) -> list[Object]:
 
 def _keep(source: str, value: str) -> Object:
     return {"action": "keep", "source_labels": [f"__meta_kubernetes_{source}"], "regex": value}
-
-
-def _safe(label: str) -> str:
-    return re.sub(r"[^a-zA-Z0-9_]", "_", label)
-
-
-def _discovery(node: Node, token: Any) -> Object:
-    return {
-        "api_server": node.plane.url,
-        "authorization": {"credentials_file": str(token)},
-        "tls_config": {"ca_file": str(node.plane.ca)},
-    }
