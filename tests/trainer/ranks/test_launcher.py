@@ -1,39 +1,52 @@
 """A node's processes start as torchrun starts them, and what they end with is what it ends with."""
 
+import os
 import signal
-import subprocess
-import sys
-from pathlib import Path
+import tempfile
+import time
 
 import pytest
 from crew import free_port
 
 from populora_trainer.errors import RanksError
-from populora_trainer.ranks.launcher import exit_code, parse_endpoint
+from populora_trainer.ranks.launcher import exit_code, launch, parse_endpoint
 
-LAUNCH = """
-import sys
-from populora_trainer.ranks.launcher import launch
-def say(sentence):
-    print(sentence, flush=True)
-options = eval(sys.argv[1])
-sys.exit(launch(["-c", sys.argv[2]], say=say, **options))
-"""
+PATIENCE_SECONDS = 300
 
 
-def start(program: str, **options: object) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", LAUNCH, repr(options), program],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+class Node:
+    """A launcher in a forked child, whose output and that of its processes goes to a file."""
+
+    def __init__(self, program: str, **options: object) -> None:
+        self._out = tempfile.TemporaryFile()  # noqa: SIM115 - closed at the end
+        self.pid = os.fork()
+        if not self.pid:
+            code = 70
+            try:
+                for stream in (1, 2):
+                    os.dup2(self._out.fileno(), stream)
+                code = launch(["-c", program], say=lambda sentence: os.write(1, f"{sentence}\n".encode()), **options)
+            finally:
+                os._exit(code)
+
+    def output(self) -> str:
+        return os.pread(self._out.fileno(), 1 << 16, 0).decode()
+
+    def until_said(self, text: str) -> None:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while text not in self.output():
+            assert time.monotonic() < deadline, self.output()
+            time.sleep(0.05)
+
+    def end(self) -> tuple[int, str]:
+        _, status = os.waitpid(self.pid, 0)
+        output = self.output()
+        self._out.close()
+        return os.waitstatus_to_exitcode(status), output
 
 
 def run(program: str, **options: object) -> tuple[int, str]:
-    process = start(program, **options)
-    output, _ = process.communicate(timeout=300)
-    return process.returncode, output
+    return Node(program, **options).end()
 
 
 @pytest.mark.parametrize(
@@ -71,10 +84,9 @@ names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
 pathlib.Path({str(tmp_path)!r}, os.environ["RANK"]).write_text(" ".join(os.environ[name] for name in names))
 """
     port = free_port()
-    nodes = [start(program, ranks=2, nodes=2, node=node, host="127.0.0.1", port=port) for node in (1, 0)]
+    nodes = [Node(program, ranks=2, nodes=2, node=node, host="127.0.0.1", port=port) for node in (1, 0)]
     for node in nodes:
-        output, _ = node.communicate(timeout=300)
-        assert (node.returncode, output) == (0, "")
+        assert node.end() == (0, "")
     places = [path.read_text() for path in sorted(tmp_path.iterdir())]
     assert places == [f"0 4 0 2 {port}", f"1 4 1 2 {port}", f"2 4 0 2 {port}", f"3 4 1 2 {port}"]
 
@@ -96,23 +108,20 @@ def stop(number, frame):
     pathlib.Path({str(tmp_path)!r}, os.environ["RANK"]).write_text("done")
     sys.exit(143)
 signal.signal(signal.SIGTERM, stop)
-print("ready", flush=True)
+os.write(1, b"ready\\n")
 time.sleep(300)
 """
-    process = start(program, ranks=2)
-    assert process.stdout is not None
-    assert [process.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
-    process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=300)
-    assert (process.returncode, output) == (143, "")
-    assert sorted(path.name for path in Path(tmp_path).iterdir()) == ["0", "1"]
+    node = Node(program, ranks=2)
+    node.until_said("ready\nready\n")
+    os.kill(node.pid, signal.SIGTERM)
+    assert node.end() == (143, "ready\nready\n")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
 
 
 def test_a_signal_ends_the_wait_for_other_nodes():
-    process = start("", ranks=1, nodes=2, node=1, host="job-0.nowhere.invalid", port=29400)
-    assert process.stdout is not None
-    assert process.stdout.readline().startswith("Waiting for node 0 at job-0.nowhere.invalid:29400")
-    process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == 143, output
+    node = Node("", ranks=1, nodes=2, node=1, host="job-0.nowhere.invalid", port=29400)
+    node.until_said("Waiting for node 0 at job-0.nowhere.invalid:29400")
+    os.kill(node.pid, signal.SIGTERM)
+    code, output = node.end()
+    assert code == 143, output
     assert "Traceback" not in output

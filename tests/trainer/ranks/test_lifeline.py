@@ -128,6 +128,16 @@ def test_a_wish_to_stop_reaches_rank_0_alone(ranks):
     assert (leader.lost, other.ended, third.ended) == (None, None, None)
 
 
+def test_a_rank_does_not_outlive_the_process_that_started_it(ranks, monkeypatch):
+    (leader,) = ranks.start(2, silent=(1,))
+    orphan = Line(1, {0: ranks.ends[1]}, launched=True)
+    monkeypatch.setattr(lifelines.os, "getppid", lambda: 1)
+    eventually(lambda: orphan.exits)
+    assert orphan.lost == "the process that started rank 1 is gone"
+    assert leader.exits == []
+    orphan.close()
+
+
 def test_what_fails_without_a_loss_is_told_as_it_is(ranks):
     leader, _ = ranks.start(2)
     error = leader.explain(RuntimeError("NCCL error:\n  unhandled system error"))

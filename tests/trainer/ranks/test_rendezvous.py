@@ -18,6 +18,7 @@ PATIENCE_SECONDS = 60.0
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch) -> None:
     monkeypatch.setattr(rendezvous, "NOTICE_SECONDS", 0.0)
+    monkeypatch.setattr(rendezvous, "FIRST_NOTICE_SECONDS", 0.0)
     monkeypatch.setattr(rendezvous, "_POLL_SECONDS", 0.02)
     monkeypatch.setattr(rendezvous, "_RETRY_SECONDS", 0.05)
 

@@ -185,4 +185,6 @@ def _lifeline(world: World, host: str) -> Lifeline:
         address: list[object] = [None, None]
         dist.broadcast_object_list(address, 0)
         peers = {0: connect(host, int(str(address[0])), world.rank, str(address[1]))}
-    return Lifeline(world.rank, peers, limit_seconds=limit, speaks=world.speaks)
+    # A launcher that is killed cannot pass signals on any more: its processes would train on with nobody to stop them.
+    launched = "TORCHELASTIC_RUN_ID" in os.environ
+    return Lifeline(world.rank, peers, limit_seconds=limit, speaks=world.speaks, launched=launched)

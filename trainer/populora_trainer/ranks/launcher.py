@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -23,6 +24,7 @@ from populora_trainer.ranks.rendezvous import PATIENCE_SECONDS, Meeting
 REFUSED = 42
 """Exit code of a wrong manifest."""
 _STOPS = (signal.SIGINT, signal.SIGTERM)
+_START_SECONDS = 0.2
 _LEAVE_SECONDS = 30  # for other nodes to be done, when this one is
 
 
@@ -122,12 +124,19 @@ class _Inbox:
 
     def take(self, number: int, frame: FrameType | None) -> None:
         self.first = self.first or number
-        if self.agent is None:
+        self._pass_on(number)
+
+    def _pass_on(self, number: int) -> None:
+        processes = [] if self.agent is None else [worker.id for worker in self.agent.get_worker_group().workers]
+        if not processes or None in processes:
+            # They are not there yet, or not all: before they are, `check` ends the wait for other nodes.
+            later = threading.Timer(_START_SECONDS, self._pass_on, (number,))
+            later.daemon = True
+            later.start()
             return
-        for worker in self.agent.get_worker_group().workers:
-            if worker.id is not None:
-                with suppress(ProcessLookupError):
-                    os.kill(int(worker.id), number)
+        for process in processes:
+            with suppress(ProcessLookupError):
+                os.kill(int(process), number)
 
     def check(self) -> None:
         if self.first is not None:

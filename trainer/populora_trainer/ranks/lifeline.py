@@ -50,6 +50,14 @@ class Ended(Exception):  # noqa: N818 - no error by itself: rank 0 may simply be
 class Lifeline:
     """The connections of one process: rank 0's to all others, or another's to rank 0.
 
+    Args:
+        rank: of this process.
+        peers: the connections, by the rank at the other end.
+        limit_seconds: silence after which a peer is given up.
+        speaks: whether this process says why it ends, where its main thread cannot.
+        launched: whether it must not outlive the process that started it.
+        exit_process: ends this process with a code.
+
     Attributes:
         lost: why the run cannot go on, e.g. a rank that is gone; None while all is well.
         ended: what rank 0 told; always None at rank 0.
@@ -64,6 +72,7 @@ class Lifeline:
         *,
         limit_seconds: float = LIMIT_SECONDS,
         speaks: bool = True,
+        launched: bool = False,
         exit_process: Callable[[int], object] = os._exit,
     ) -> None:
         self.lost: str | None = None
@@ -74,6 +83,7 @@ class Lifeline:
         self._peers = dict(peers)
         self._limit = limit_seconds
         self._speaks = speaks
+        self._parent = os.getppid() if launched else None
         self._exit_process = exit_process
         self._heard = dict.fromkeys(peers, time.monotonic())
         self._buffers = {peer: bytearray() for peer in peers}
@@ -158,6 +168,8 @@ class Lifeline:
                 for peer, heard in self._heard.items():
                     if time.monotonic() - heard > self._limit:
                         self._lose(f"rank {peer} was not heard from for {self._limit:g} s: it hangs, or its node does")
+                if self._parent is not None and os.getppid() != self._parent:
+                    self._lose(f"the process that started rank {self._rank} is gone")
                 if self._over.is_set():
                     self._see_to_the_end()
                     return

@@ -21,6 +21,7 @@ from populora_trainer.errors import RanksError
 PATIENCE_SECONDS = 1500.0
 """Time for all nodes to come; below the half hour after which a cluster's startup probe gives a trainer up."""
 NOTICE_SECONDS = 30.0
+FIRST_NOTICE_SECONDS = 5.0
 
 _POLL_SECONDS = 0.2
 _RETRY_SECONDS = 1.0
@@ -35,7 +36,7 @@ class Meeting(RendezvousHandler):
         nodes: how many.
         node: number of this one, from 0.
         host, port: of node 0's store; port 0 means any free one, where node 0 is alone.
-        say: told what is waited for, every half minute.
+        say: told what is waited for, after a few seconds and then every half minute.
         check: called between two looks; raises if this process shall end.
         patience_seconds: time for all to come.
     """
@@ -64,7 +65,7 @@ class Meeting(RendezvousHandler):
             RanksError: they did not come in time, or the store cannot be served at its port.
         """
         self._deadline = time.monotonic() + self._patience
-        self._noticed = time.monotonic() - NOTICE_SECONDS / 2
+        self._noticed = time.monotonic() - NOTICE_SECONDS + FIRST_NOTICE_SECONDS
         if self.node == 0:
             store = self._serve()
             host = "127.0.0.1"
