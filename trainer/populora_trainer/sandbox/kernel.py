@@ -171,19 +171,19 @@ class Confinement:
             program: its filter, from `Kernel.program_filter`; None for no filter.
         """
         libc = ctypes.CDLL(None)
-        word, zero, here = ctypes.c_ulong, ctypes.c_ulong(0), ctypes.c_int(0)
-        self._prctl, self._prlimit = libc.prctl, libc.prlimit
-        self._death = (ctypes.c_int(_PR_SET_PDEATHSIG), word(_SIGKILL), zero, zero, zero)
+        # What from_param returns is handed over as it is; a number or an instance of a ctypes type is converted.
+        number, word = ctypes.c_int.from_param, ctypes.c_ulong.from_param
+        self._prctl, self._prlimit, self._getppid = libc.prctl, libc.prlimit, libc.getppid
+        self._death = (number(_PR_SET_PDEATHSIG), word(_SIGKILL), word(0), word(0), word(0))
         self._limits = limits
-        self._seconds, none = (ctypes.c_uint64 * 2)(), (ctypes.c_uint64 * 2)()
-        nowhere = ctypes.c_void_p(None)
-        self._time = (here, ctypes.c_int(resource.RLIMIT_CPU), ctypes.byref(self._seconds), nowhere)
-        self._processes = (here, ctypes.c_int(resource.RLIMIT_NPROC), ctypes.byref(none), nowhere)
-        self._keep = program
+        self._seconds, self._none = (ctypes.c_uint64 * 2)(), (ctypes.c_uint64 * 2)()
+        self._time = (number(0), number(resource.RLIMIT_CPU), ctypes.byref(self._seconds), word(0))
+        self._processes = (number(0), number(resource.RLIMIT_NPROC), ctypes.byref(self._none), word(0))
+        self._program = program
         self._filter = None
         if program is not None:
             address = word(ctypes.addressof(program))
-            self._filter = (ctypes.c_int(_PR_SET_SECCOMP), word(_SECCOMP_MODE_FILTER), address, zero, zero)
+            self._filter = (number(_PR_SET_SECCOMP), word(_SECCOMP_MODE_FILTER), address, word(0), word(0))
 
     def apply(self, cpu_seconds: int) -> None:
         """Be killed when the zygote ends, and give up processor time, further processes and supervision.
@@ -192,7 +192,7 @@ class Confinement:
             LayerError: one of the calls fails; nothing may be run then.
         """
         failed = self._prctl(*self._death)
-        if os.getppid() == 1:  # the zygote ended before the line above
+        if self._getppid() == 1:  # the zygote ended before the line above
             os._exit(1)
         if self._limits:
             self._seconds[0] = self._seconds[1] = cpu_seconds

@@ -87,6 +87,13 @@ class Isolation:
         if self._confinement is not None:
             self._confinement.apply(cpu_seconds)
 
+    def settle(self) -> bool:
+        """Return whether programs cannot start processes; let go of what nobody needs then."""
+        if self.confines_processes and self._children is not None:
+            os.close(self._children)
+            self._children = None
+        return self.confines_processes
+
 
 def main(control: int, job_fd: int, result_fd: int, memory_mib: int) -> NoReturn:
     """Serve runs until the decider closes the control socket."""
@@ -95,11 +102,11 @@ def main(control: int, job_fd: int, result_fd: int, memory_mib: int) -> NoReturn
     isolation = Isolation(memory_mib)
     if isolation.confines_processes and (leak := _probe(isolation)):
         isolation.missing["seccomp"] = leak
+    confined = isolation.settle()
     report = json.dumps(isolation.missing).encode()
     gc.collect()
     gc.freeze()  # a child's collector then leaves the shared pages alone
     os.write(control, LENGTH.pack(len(report)) + report)
-    confined = isolation.confines_processes
     while True:
         order = os.read(control, GO.size)
         if len(order) != GO.size:
