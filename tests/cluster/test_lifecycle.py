@@ -80,6 +80,7 @@ def test_an_applied_manifest_becomes_a_running_population_and_ends_completed(api
     kubectl("apply", "-f", str(MANIFESTS / "nano-4x4.yaml"))
     run = Run(api, namespace, "nano-4x4")
     run.until_step(12)
+    run.until_condition("SandboxesReady", "Ready", "True")
     assert run.phase() == "Running"
     names = {name for name in run.children() if not name.startswith(("Pod/", "ReplicaSet/"))}
     assert names == {
