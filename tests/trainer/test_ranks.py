@@ -147,7 +147,7 @@ def test_whatever_rank_is_killed_wherever_all_end_and_the_run_goes_on(server, un
     kills = [
         # Of the other rank, in the middle of what rank 0 waits for, and of rank 0 at what it does alone.
         (1, {"kill_at_command": ("Begin", 1)}, None),
-        (1, {"kill_at_command": ("Generate", 2)}, None),
+        (1, {"kill_at_command": ("Generate", 2)}, 0),
         (0, {"kill_at": (1, "evaluate")}, 0),
         (1, {"kill_at_command": ("Learn", 1)}, 0),
         (0, {"kill_at": (1, "checkpoint")}, 0),
@@ -171,7 +171,7 @@ def test_whatever_rank_is_killed_wherever_all_end_and_the_run_goes_on(server, un
 
 def test_a_rank_that_hangs_is_given_up(server, tmp_path):
     release = tmp_path / "release"
-    environment = {"POPULORA_RANK_TIMEOUT_SECONDS": "2"}
+    environment = {"POPULORA_RANK_TIMEOUT_SECONDS": "8"}
     port = free_port()
     leader, follower = (
         server.start(
@@ -186,7 +186,7 @@ def test_a_rank_that_hangs_is_given_up(server, tmp_path):
     os.kill(follower.pid, signal.SIGSTOP)
     release.touch()
     assert leader.wait() == 1
-    assert "Error: rank 1 was not heard from for 2 s: it hangs, or its node does" in leader.output()
+    assert "Error: rank 1 was not heard from for 8 s: it hangs, or its node does" in leader.output()
     os.kill(follower.pid, signal.SIGKILL)
     assert follower.wait() == -9
     assert latest(tmp_path / "run")["step"] == 0
@@ -265,7 +265,7 @@ def fetch(port: int, path: str) -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
-def test_one_command_starts_all_ranks_stops_them_in_order_and_goes_on(undisturbed, tmp_path):
+def test_one_command_starts_all_ranks_stops_them_in_order_and_goes_on(tmp_path):
     folder = tmp_path / "run"
     more = ("--ranks", "2", "--listen", "127.0.0.1:0")
 
