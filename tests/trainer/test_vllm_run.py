@@ -17,6 +17,7 @@ from populora_trainer.errors import RolloutError
 from populora_trainer.learning import mismatch
 from populora_trainer.population.peft_format import adapter_from_files
 from populora_trainer.randomness import draw
+from populora_trainer.rollout import vllm_engine
 from populora_trainer.rollout.engine import RolloutRequest
 from populora_trainer.session import Events, Session, open_session
 from populora_trainer.storage.checkpoint import newest_manifest
@@ -47,6 +48,7 @@ class ScriptedVllm:
     Attributes:
         published: every publication that it was told of.
         asked: the newest publication's seal and the adapter, for every request.
+        failing: whether it answers no request.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -55,6 +57,7 @@ class ScriptedVllm:
         self.published: list[Publication] = []
         self.asked: list[tuple[str, str]] = []
         self.ports: list[int] = []
+        self.failing = False
 
     @asynccontextmanager
     async def serving(self):
@@ -91,6 +94,8 @@ class ScriptedVllm:
         return web.json_response({"publication": newest, "adapters": served, "seen": newest, "error": None})
 
     async def _completions(self, request: web.Request) -> web.Response:
+        if self.failing:
+            return web.Response(status=503)
         body = await request.json()
         newest = self.published[-1]
         self.asked.append((newest.sha256, body["model"]))
@@ -182,3 +187,34 @@ def test_a_notable_difference_is_told_once(tmp_path: Path, lenient: None) -> Non
     _, _, told = train(tmp_path / "run")
     assert [sentence for sentence in told if "log-probabilities" in sentence] == told[:1]
     assert told[0].startswith("In step 1, ")
+
+
+def test_a_run_that_is_suspended_after_its_vllm_has_gone_stops_at_its_last_checkpoint(
+    tmp_path: Path, lenient: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm_engine, "_STOP_AFTER", 0.3)
+    folder, told, opened, gone = tmp_path / "run", [], [], []
+    vllm = ScriptedVllm(folder)
+    manifest = load_manifest(MANIFEST, ("inference.engine=VLLM", "training.steps=5"), output=folder)
+
+    async def run() -> bool:
+        async with vllm.serving() as services:
+
+            def phase(name: str) -> None:
+                if name == "propose" and opened[0].trainer.step == 1:
+                    gone.append(True)
+                    vllm.failing = True
+
+            # The signal comes when the step has begun, as a pod gets it together with vLLM's.
+            events = Events(on_phase=phase, on_notice=told.append, stop=lambda: bool(gone))
+            with open_session(manifest, events=events, services=services) as session:
+                opened.append(session)
+                return await session.train()
+
+    assert asyncio.run(run()) is False
+    assert opened[0].monitor.status()["phase"] == "Suspended"
+    assert told[-1].startswith("Stopped while no vLLM replica was of use")
+    assert told[-1].endswith("; the run goes on from step 1")
+    newest = newest_manifest(LocalStore(folder, create=False))
+    assert newest is not None
+    assert newest.step == 1

@@ -29,6 +29,10 @@ class RolloutError(PopuloraError):
     """Completions cannot be sampled: a prompt is too long, or the engine failed."""
 
 
+class RolloutStoppedError(RolloutError):
+    """The end was asked for while nothing was there to sample with; the step that was going on is not kept."""
+
+
 class StorageError(PopuloraError):
     """An object of a run is missing, damaged, cannot be written, or belongs to another writer."""
 

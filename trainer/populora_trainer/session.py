@@ -23,6 +23,7 @@ from populora_trainer.assistance import Begin, Likeness, assist, compare, device
 from populora_trainer.diagnostics.metrics import assemble
 from populora_trainer.diagnostics.prometheus import RunMonitor
 from populora_trainer.diagnostics.records import HeldOutRecord, StepMetrics
+from populora_trainer.errors import RolloutStoppedError
 from populora_trainer.evaluation.held_out import Sampling, solve_held_out, summarise
 from populora_trainer.learning.mismatch import doubt
 from populora_trainer.learning.update import Learner, LearnerSettings
@@ -94,6 +95,7 @@ class Session:
         held_out = self.spec.evaluation.held_out
         self.problems = held_out_problems(held_out.problems)
         self._committed = 0
+        self._stored: tuple[str, ...] = ()
         self._doubted = False
 
     def restore(self, latest: tuple[Manifest, CheckpointState]) -> None:
@@ -101,16 +103,31 @@ class Session:
         manifest, state = latest
         self.trainer.restore(manifest.step, state)
         self.resumed = self._committed = manifest.step
+        self._stored = manifest.adapters
         last = cast(StepMetrics | None, last_record(self.run.store, "metrics"))
-        self.monitor.restore(last, member_status(self.trainer.members))
+        self.monitor.restore(last, member_status(self.trainer.members, self._stored))
 
     async def train(self) -> bool:
         """Train up to `training.steps` and return whether that was reached; else `events.stop` asked for the end.
 
-        Every step that is due is committed before the next one begins; so is the last one before a stop.
+        Every step that is due is committed before the next one begins; so is the last one before a stop, unless vLLM
+        has gone away: then the run stops at its last checkpoint.
         """
-        training = self.spec.training
         self.monitor.enter("Running")
+        try:
+            await self._take_steps()
+        except RolloutStoppedError as stopped:
+            self.events.on_notice(f"{stopped}; the run goes on from step {self._committed}")
+            self.monitor.enter("Suspended")
+            return False
+        if self.trainer.step > self._committed:
+            self.commit()
+        done = self.trainer.step >= self.spec.training.steps
+        self.monitor.enter("Completed" if done else "Suspended")
+        return done
+
+    async def _take_steps(self) -> None:
+        training = self.spec.training
         if self.resumed is None:
             await self._begin()
         while self.trainer.step < training.steps and not self.events.stop():
@@ -130,13 +147,9 @@ class Session:
             if last or step % training.checkpoint_every_steps == 0:
                 self.events.on_phase("checkpoint")
                 self.commit()
-            self.monitor.record(metrics, member_status(self.trainer.members))
+            stored = self._stored if self._committed == step else None
+            self.monitor.record(metrics, member_status(self.trainer.members, stored))
             self.events.on_step(metrics)
-        if self.trainer.step > self._committed:
-            self.commit()
-        done = self.trainer.step >= training.steps
-        self.monitor.enter("Completed" if done else "Suspended")
-        return done
 
     def _check_mismatch(self, observed: Observations) -> None:
         """Tell the user once where vLLM samples from other weights than are trained; by far, and the run ends."""
@@ -148,8 +161,8 @@ class Session:
 
     def commit(self) -> None:
         """Make the state after the newest step durable."""
-        self.run.commit(self.trainer.step, self.trainer.state(), keep=self.spec.training.keep_checkpoints)
-        self._committed = self.trainer.step
+        manifest = self.run.commit(self.trainer.step, self.trainer.state(), keep=self.spec.training.keep_checkpoints)
+        self._committed, self._stored = manifest.step, manifest.adapters
 
     async def _begin(self) -> None:
         """Record the population before its first step: step 0."""
@@ -247,7 +260,7 @@ def open_session(
             return publish(run.store, step, stored)
 
         tools = Tools(
-            engine=_engine(spec, services, base, population, publish_adapters, events.on_notice, monitor, group),
+            engine=_engine(spec, services, base, population, publish_adapters, events, monitor, group),
             verifier=verifier,
             template=template_for(base.tokenizer, base.uri),
             tokenizer=base.tokenizer,
@@ -274,7 +287,7 @@ def _engine(
     base: Base,
     population: LoraPopulation,
     publish_adapters: Callable[[int, Sequence[Member]], Publication],
-    notice: Callable[[str], None],
+    events: Events,
     monitor: RunMonitor,
     group: "Group | None",
 ) -> RolloutEngine:
@@ -288,8 +301,9 @@ def _engine(
         end_ids=base.end_ids,
         max_prompt_tokens=spec.training.max_prompt_tokens,
         positions=getattr(base.model.config, "max_position_embeddings", None),
-        notice=notice,
+        notice=events.on_notice,
         on_sync=monitor.sync,
+        stop=events.stop,
     )
 
 

@@ -26,7 +26,7 @@ from replica_server import (
     text,
 )
 
-from populora_trainer.errors import RolloutError
+from populora_trainer.errors import RolloutError, RolloutStoppedError
 from populora_trainer.population.members import Member
 from populora_trainer.rollout import replicas as replicas_module
 from populora_trainer.rollout import vllm_engine
@@ -378,6 +378,31 @@ def test_who_stops_listening_stops_the_work(soon):
         assert one.served.replicas[0].in_flight == 0
 
     play(test)
+
+
+@pytest.mark.parametrize("when", ["waiting for an echo", "sampling"])
+def test_a_run_that_is_asked_to_stop_does_so_where_no_server_is_left(when, soon, monkeypatch):
+    monkeypatch.setattr(vllm_engine, "_STOP_AFTER", 0.2)
+
+    async def test(one: Following) -> None:
+        await one.follow()
+        await one.served.kill(one.served.replicas[0])
+        with pytest.raises(RolloutStoppedError, match="Stopped while no vLLM"):
+            await (one.follow(1) if when == "waiting for an echo" else one.all([request(0)]))
+
+    play(test, 1, {"stop": lambda: True})
+
+
+def test_a_run_that_is_asked_to_stop_finishes_what_servers_are_at_work_on(soon, monkeypatch):
+    monkeypatch.setattr(vllm_engine, "_STOP_AFTER", 0.1)
+
+    async def test(one: Following) -> None:
+        await one.follow()
+        one.served.replicas[0].seconds = 0.6
+        requests = [request(number) for number in range(4)]
+        assert await one.all(requests) == [expected(asked) for asked in requests]
+
+    play(test, 1, {"stop": lambda: True, "completions_per_replica": 2})
 
 
 # --- Load ---

@@ -161,6 +161,12 @@ class Replicas:
         """Those that may be asked: they serve the newest publication."""
         return [one for one in self._known.values() if self.publication and one.serves == self.publication.sha256]
 
+    @property
+    def usable(self) -> list[Replica]:
+        """Those of them that have not failed a moment ago."""
+        now = asyncio.get_running_loop().time()
+        return [one for one in self.synced if not one.rests(now)]
+
     async def publish(self, session: aiohttp.ClientSession, publication: Publication) -> None:
         """Let a publication be the one that counts, and tell every sidecar of it."""
         self.publication = publication
@@ -209,7 +215,7 @@ class Replicas:
         loop = asyncio.get_running_loop()
         while True:
             now = loop.time()
-            rested = [one for one in self.synced if not one.rests(now)]
+            rested = self.usable
             choice = [one for one in rested if one is not avoid] or rested
             free = [one for one in choice if not one.in_flight or one.in_flight + completions <= self._most]
             if free:

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 import aiohttp
 from aiohttp import AddrInfoType
 
-from populora_trainer.errors import RolloutError
+from populora_trainer.errors import RolloutError, RolloutStoppedError
 from populora_trainer.population.members import Member
 from populora_trainer.rollout.engine import Completion, RolloutRequest, Wave, refuse_long_prompts
 from populora_trainer.rollout.replicas import LOOK_AGAIN, Behind, Replica, Replicas, ServingAddress, Sync, in_words
@@ -18,6 +18,7 @@ from populora_trainer.storage.publication import Publication
 _FIRST_NOTICE = 10.0  # seconds of waiting until the user is told; then after twice as long, and so on
 _WRONG_ANSWERS = 3  # to one request, from whichever replicas, after which the run ends
 _REFUSALS = (400, 401, 403, 413, 422)  # HTTP statuses that another try would get again
+_STOP_AFTER = 10.0  # seconds without a replica after which a run that is asked to stop does
 _FIRST_LOOK, _LONGEST_LOOK = 0.02, 0.5  # seconds between looks while waiting for an echo
 
 
@@ -35,6 +36,7 @@ class VllmEngine:
         positions: of the base model, or None.
         notice: told in a sentence what keeps the run waiting.
         on_sync: told how far the replicas are with a publication.
+        stop: whether the end of the run is asked for; what is under way is finished, unless no replica is left.
         patience_seconds: how long nothing at all may come back, neither an echo nor a completion. A server takes half
             an hour to load a large base from far away.
         straggler_seconds: how long a replica that answers may be behind others; then the step begins without it.
@@ -53,6 +55,7 @@ class VllmEngine:
         positions: int | None = None,
         notice: Callable[[str], None] = lambda sentence: None,
         on_sync: Callable[[Sync], None] = lambda sync: None,
+        stop: Callable[[], bool] = lambda: False,
         patience_seconds: float = 1800.0,
         straggler_seconds: float = 60.0,
         gone_seconds: float = 5.0,
@@ -65,6 +68,7 @@ class VllmEngine:
         self._end_ids = sorted(set(end_ids))
         self._max_prompt_tokens, self._positions = max_prompt_tokens, positions
         self._notice = notice
+        self._stop = stop
         self._patience = patience_seconds
         self._straggler_seconds, self._gone_seconds = straggler_seconds, gone_seconds
         self._request_seconds = request_seconds
@@ -97,6 +101,8 @@ class VllmEngine:
                         f"vLLM at {self.address} did not serve {what} for {self._patience:g} s: {problem}; the log of "
                         f"the sidecar beside it says more"
                     )
+                if self._stop() and wait.seconds > _STOP_AFTER and not self._replicas.synced:
+                    raise RolloutStoppedError(f"Stopped while no vLLM served {what} ({problem})")
                 self._tell(wait, behind, waiting=True)
                 wait.say(f"Waiting for vLLM at {self.address} to serve {what}, for {wait.seconds:.0f} s now: {problem}")
                 await asyncio.sleep(pause)
@@ -163,8 +169,11 @@ class VllmEngine:
                     self._replicas.leave(replica, count)
             if wrong >= _WRONG_ANSWERS:
                 raise RolloutError(f"vLLM answers one request {wrong} times with something else: {failure}")
-            if loop.time() - max(since, self._answered_at) > self._patience:
+            quiet = loop.time() - max(since, self._answered_at)
+            if quiet > self._patience:
                 raise RolloutError(f"vLLM at {self.address} completed nothing for {self._patience:g} s ({failure})")
+            if quiet > _STOP_AFTER and not self._replicas.usable and self._stop():
+                raise RolloutStoppedError(f"Stopped while no vLLM replica was of use ({failure})")
 
     async def _ask(
         self, session: aiohttp.ClientSession, replica: Replica, request: RolloutRequest, adapter: str
