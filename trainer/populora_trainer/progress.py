@@ -75,6 +75,7 @@ def train_in_terminal(
         )
         if group is not None:
             group.lifeline.on_asked = interrupts.hear
+            group.lifeline.watch_signals()
         view = stack.enter_context(_View(console, steps))
         session = stack.enter_context(
             open_session(
@@ -186,7 +187,7 @@ class _View:
 
 def _conclude(console: Console, store: ObjectStore, place: str, steps: int) -> None:
     """Print where the run stands and write its report."""
-    records = [record for record in read_log(store, "metrics") if record["step"]]
+    records = [record for record in read_log(store, "metrics") if record.get("step")]
     if not records:
         return
     table = Table(title=f"{escape(place)}: {records[-1]['step']} of {steps} steps", title_justify="left", box=None)
@@ -211,12 +212,13 @@ def _conclude(console: Console, store: ObjectStore, place: str, steps: int) -> N
             ends = (_mean_at([evaluations[end]], ("held_out", kind, "overall")) for end in (0, -1))
             table.add_row(f"held-out solve rate, {label}", *ends)
     console.print(table)
-    console.print(
-        "Teachers are paid for problems that students mostly fail, so the solve rate in training is a balance of power "
-        "and may fall while students improve; progress is the rate on the held-out problems, which stay the same.",
-        style="dim",
-        soft_wrap=True,
-    )
+    if len(evaluations) > 1:
+        console.print(
+            "Teachers are paid for problems that students mostly fail, so the solve rate in training is a balance of "
+            "power and may fall while students improve; progress is the rate on the held-out problems, which stay.",
+            style="dim",
+            soft_wrap=True,
+        )
     store.put("report.html", render([read_run(store, place)]).encode())
     console.print(f"Report: {place}/report.html", soft_wrap=True, markup=False)
 
