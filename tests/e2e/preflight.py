@@ -1,4 +1,8 @@
-"""What this machine must have for the real node. Imported by name."""
+"""What this machine must have for the real node. Imported by name.
+
+python tests/e2e/preflight.py                say what is missing, and end with 1 if anything is
+python tests/e2e/preflight.py --packages     print the Debian packages that are missing
+"""
 
 import os
 import shutil
@@ -32,9 +36,7 @@ def missing() -> list[str]:
         return ["The real node runs on Linux only."]
     if os.geteuid() != 0:
         problems.append("The real node needs root (its kubelet runs containers): say `sudo make e2e`.")
-    packages = sorted({package for program, package in PROGRAMS.items() if not _found(program)})
-    packages += [] if LIBNUMA.exists() else ["libnuma1"]
-    if packages:
+    if packages := missing_packages():
         problems.append(
             f"The real node needs programs that are not here: apt-get install --yes --no-install-recommends "
             f"{' '.join(packages)}"
@@ -42,10 +44,18 @@ def missing() -> list[str]:
     return problems
 
 
+def missing_packages() -> list[str]:
+    """Return the Debian packages of what is missing."""
+    packages = {package for program, package in PROGRAMS.items() if not _found(program)}
+    return sorted(packages | (set() if LIBNUMA.exists() else {"libnuma1"}))
+
+
 def _found(program: str) -> bool:
     return shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin") is not None
 
 
 if __name__ == "__main__":
-    if problems := missing():
+    if sys.argv[1:] == ["--packages"]:
+        print(*missing_packages())
+    elif problems := missing():
         sys.exit("\n".join(problems))

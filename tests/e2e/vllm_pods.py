@@ -43,7 +43,9 @@ def inference() -> Object:
             LD_LIBRARY_PATH="/usr/lib",
             TORCHDYNAMO_DISABLE="1",
             VLLM_CPU_KVCACHE_SPACE="1",
+            # Threads that wait for each other spin, and the trainer computes on the same cores.
             VLLM_CPU_OMP_THREADS_BIND="nobind",
+            OMP_NUM_THREADS="1",
             HF_HUB_OFFLINE="1",
         ),
     }

@@ -218,6 +218,24 @@ def test_checkpoints_are_made_when_due_and_old_ones_are_deleted_with_what_only_t
     assert [line["step"] for line in log(tmp_path, "metrics")] == [1, 2, 3, 4, 5]
 
 
+def test_status_names_the_stored_adapter_of_every_member_and_none_that_is_not_stored(
+    scripted: None, tmp_path: Path
+) -> None:
+    shown: list[list[str | None]] = []
+
+    def look(session: Session) -> bool:
+        shown.append([member.get("digest") for member in session.monitor.status()["members"]])
+        return False
+
+    words = ("training.steps=2", "training.checkpointEverySteps=2", "evolution.everySteps=0")
+    trained = train(tmp_path, *words, stop=look)
+    stored = list(read_manifest(LocalStore(tmp_path, create=False), 2).adapters)
+    assert [member["digest"] for member in trained.monitor.status()["members"]] == stored
+    assert shown == [[], [None] * 4]
+    train(tmp_path, *words, "training.steps=3", stop=look)
+    assert shown[2] == stored
+
+
 def test_a_run_goes_on_with_the_threads_it_began_with(
     scripted: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

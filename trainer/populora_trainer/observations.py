@@ -155,9 +155,14 @@ class Observations:
         )
 
 
-def member_status(members: Sequence[Member]) -> list[MemberStatus]:
-    """Return the members as `/status` shows them."""
-    return [
+def member_status(members: Sequence[Member], digests: Sequence[str] | None = None) -> list[MemberStatus]:
+    """Return the members as `/status` shows them.
+
+    Args:
+        members: the population, in the order of its slots.
+        digests: of the folders that their adapters are stored in, in the same order; None where they are not stored.
+    """
+    shown: list[MemberStatus] = [
         {
             "name": member.name,
             "role": member.role,
@@ -168,6 +173,9 @@ def member_status(members: Sequence[Member]) -> list[MemberStatus]:
         }
         for member in members
     ]
+    for status, digest in zip(shown, digests or (), strict=digests is not None):
+        status["digest"] = digest
+    return shown
 
 
 def _sample(role: str, completion: Completion, reward: float) -> Sample:
