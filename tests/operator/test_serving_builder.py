@@ -70,6 +70,13 @@ def test_adapters_are_written_by_the_sidecar_and_read_by_vllm_at_the_same_path()
     assert mounts(vllm)[ADAPTERS_FOLDER] is False
 
 
+def test_vllm_gets_the_storages_credentials_only_where_its_base_is_there() -> None:
+    for uri, wanted in (("s3://models/coder", True), ("hf://Qwen/Qwen2.5-Coder-7B", False), ("builtin://nano", False)):
+        vllm, sidecar = pod(baseModel={"uri": uri})["containers"]
+        assert any(item["name"] == "AWS_SECRET_ACCESS_KEY" for item in sidecar["env"])
+        assert any(item["name"].startswith("AWS_") for item in vllm["env"]) is wanted
+
+
 def test_log_probabilities_are_those_of_the_distribution_that_was_sampled_from() -> None:
     vllm, _ = pod()["containers"]
     assert "--logprobs-mode=processed_logprobs" in vllm["args"]

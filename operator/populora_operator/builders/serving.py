@@ -49,7 +49,8 @@ def serving_deployment(context: Context, *, replicas: int | None = None) -> Mani
             {"name": "VLLM_NO_USAGE_STATS", "value": "1"},
             *({"name": name, "value": value} for name, value in _CACHES.items()),
             *([] if on_gpus else [{"name": "VLLM_CPU_KVCACHE_SPACE", "value": str(CPU_CACHE_GIB)}]),
-            *storage.environment(context),
+            # Adapters come by the sidecar, so that only a base in S3 needs what opens the run's storage.
+            *(storage.environment(context) if context.spec.base_model.uri.startswith("s3://") else []),
         ],
         mounts={"/cache": "cache", "/dev/shm": "shared-memory"},
         read_only={ADAPTERS_FOLDER: "adapters", **({BASE_FOLDER: "base"} if embedded else {})},
