@@ -14,7 +14,7 @@ class Figures:
 
     def add_steps(self, name: str, metrics: Iterable[Mapping[str, Any]]) -> None:
         """Add a run by the lines of its metrics.jsonl."""
-        self._steps[name] = [record["seconds"] for record in metrics if "seconds" in record]
+        self._steps[name] = [record["seconds"] for record in metrics if record["step"]]
 
     def add(self, name: str, text: str) -> None:
         """Add a single figure with its unit."""

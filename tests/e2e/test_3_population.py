@@ -69,7 +69,7 @@ def witnessed(node: Node, namespace: str, storage: ObjectStorage, figures: Figur
                 beyond[component] = [text for pod in pods for text in violations(node, pod, user=USER)]
             policies = {item["metadata"]["name"]: item for item in node.api.list("NetworkPolicy", namespace)}
             status = until_completed(node, run)
-            reached = f'{EXPRESSIONS["step as the controller sees it"]} == {STEPS}'
+            reached = f"{EXPRESSIONS['step as the controller sees it']} == {STEPS}"
             eventually(lambda: server.query(reached), "Prometheus has scraped the controller once more")
             metrics = {name: server.query(f"last_over_time({text}[1h])") for name, text in EXPRESSIONS.items()}
     except AssertionError as error:

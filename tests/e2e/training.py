@@ -136,8 +136,10 @@ def trained_here(document: Object, folder: Path, *options: str) -> Path:
     """Train a manifest on this machine, with further options of `populora run`, into a folder, and return that."""
     path = folder / "run.yaml"
     place = folder / "run"
-    path.write_text(yaml.safe_dump(document))
-    command = [POPULORA, "run", path, "--output", place, "--set", f"storage.uri=file://{place}", *options]
+    # Without the endpoint and the Secret of a bucket.
+    here = {**document, "spec": {**document["spec"], "storage": {"uri": f"file://{place}"}}}
+    path.write_text(yaml.safe_dump(here))
+    command = [POPULORA, "run", path, "--output", place, *options]
     variables = {**os.environ, "OMP_NUM_THREADS": THREADS}
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
