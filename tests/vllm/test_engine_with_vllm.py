@@ -1,4 +1,4 @@
-"""Rollouts from real vLLM servers: the tokens and log-probabilities of our own model, and whole runs of a population."""
+"""Rollouts from real vLLM servers: tokens and log-probabilities of our own model, and whole runs of a population."""
 
 import asyncio
 import json
@@ -35,6 +35,9 @@ from populora_trainer.storage.checkpoint import Adapter, newest_manifest, read_c
 from populora_trainer.storage.local import LocalStore
 from populora_trainer.storage.logs import read_log
 from populora_trainer.storage.publication import Publication, publish, read_publication
+
+# A server takes minutes to start where other tests keep the machine busy.
+pytestmark = pytest.mark.timeout(1800)
 
 MEMBERS = founders(2, 2)
 CONFIG = AdapterConfig(RANK, 16.0, TARGETS, "builtin://nano")
@@ -212,7 +215,7 @@ def manifest(tmp_path: Path) -> Path:
 
 def populora(environment: dict[str, str], *words: object) -> subprocess.CompletedProcess[str]:
     command = [Path(sys.executable).with_name("populora"), *map(str, words)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=570)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
 
 
 def test_a_run_in_a_bucket_with_vllm_solves_what_the_in_process_engine_solves(vllm, manifest, tmp_path):
