@@ -64,7 +64,7 @@ _CONTEXT = (
     *("Dockerfile", ".dockerignore", "LICENSE", "README.md", "pyproject.toml", "requirements"),
     *("api", "operator", "trainer"),
 )
-_KEPT_ARCHIVES = 2  # of a target
+_KEPT_ARCHIVES = 3  # of a target
 _LARGEST_STORAGE = 6 << 30  # bytes of buildah's layers, after which they are thrown away and built again
 
 Say = Callable[[str], None]
@@ -123,7 +123,7 @@ def build(target: str, say: Say = say_on_stderr) -> ImageArchive:
     Raises:
         ImageError: something is missing here, or the build fails.
     """
-    path = _archive(target, ROOT)
+    path = archive_path(target, ROOT)
     if not path.exists():
         _require()
         cache_folder().mkdir(parents=True, exist_ok=True)
@@ -132,8 +132,8 @@ def build(target: str, say: Say = say_on_stderr) -> ImageArchive:
             tempfile.TemporaryDirectory(dir=cache_folder(), prefix=".context-") as context,
         ):
             # A copy, as the tree may change during the build.
-            _copy(Path(context))
-            path = _archive(target, Path(context))
+            copy_context(Path(context))
+            path = archive_path(target, Path(context))
             if not path.exists():
                 _build(target, Path(context), path, say)
     os.utime(path)
@@ -355,7 +355,7 @@ def _name(target: str) -> str:
     return f"localhost/populora/{target}:{VERSION}"
 
 
-def _archive(target: str, context: Path) -> Path:
+def archive_path(target: str, context: Path) -> Path:
     """Return the place of the archive; its name says all that the image is made of."""
     digest = hashlib.sha256(repr((target, TARGETS[target], _SUITE, _PACKAGES, _STRIP)).encode())
     for name in _files(context):
@@ -364,7 +364,8 @@ def _archive(target: str, context: Path) -> Path:
     return cache_folder() / f"{target}-{digest.hexdigest()[:16]}.tar"
 
 
-def _copy(context: Path) -> None:
+def copy_context(context: Path) -> None:
+    """Copy what of this tree can be part of an image."""
     for name in _files(ROOT):
         (context / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, context / name)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from images import ROOT, USER, VERSION, ImageArchive, MountedImage, build, environment
+from images import ROOT, USER, VERSION, ImageArchive, MountedImage, archive_path, copy_context, environment
 
 LIMIT = 250_000_000
 ENTRY = {
@@ -171,10 +171,19 @@ def test_the_archive_carries_the_name_that_pods_ask_for(archives: dict[str, Imag
     assert entry["annotations"]["org.opencontainers.image.ref.name"] == archive.name
 
 
-def test_an_unchanged_tree_is_not_built_again(archives: dict[str, ImageArchive], target: str) -> None:
-    said: list[str] = []
-    assert build(target, said.append) == archives[target]
-    assert said == []
+def test_an_image_is_built_again_when_what_goes_into_it_changes_and_only_then(tmp_path: Path) -> None:
+    copy_context(tmp_path)
+    built = archive_path("sandbox", tmp_path)
+    assert built == archive_path("sandbox", tmp_path)
+    module = tmp_path / "trainer" / "populora_trainer" / "cli.py"
+    (module.parent / "__pycache__").mkdir()
+    (module.parent / "__pycache__" / "cli.cpython-311.pyc").write_bytes(b"")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "page.md").write_text("It is in no image.")
+    assert archive_path("sandbox", tmp_path) == built
+    assert archive_path("sidecar", tmp_path) != built
+    module.write_text(module.read_text() + "\n")
+    assert archive_path("sandbox", tmp_path) != built
 
 
 def test_the_sandbox_judges_programs(images: dict[str, MountedImage]) -> None:
