@@ -35,6 +35,7 @@ def follow(manifest: PopulationRun, world: World, endpoint: Endpoint | None = No
         group = stack.enter_context(joined(world, on_gpus=torch.cuda.is_available()))
         wishes.lifeline = group.lifeline
         wishes.pass_on()
+        group.lifeline.watch_signals()
         if endpoint is not None:
             endpoint.serve(None)
         try:

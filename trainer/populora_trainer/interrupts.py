@@ -30,6 +30,7 @@ class Interrupts:
         abandon: Callable[[int], object] = lambda number: None,
     ) -> None:
         self.asked: int | None = None
+        self._taken = False
         self._say = say
         self._grace = grace_seconds
         self._abandon = abandon
@@ -49,8 +50,10 @@ class Interrupts:
             self._say("Stopping after this step; Ctrl-C again stops now, at the last checkpoint.")
 
     def _take(self, number: int, frame: FrameType | None) -> None:
-        if self.asked is not None and number == signal.SIGINT:
+        # Ctrl-C may reach all processes of a run at once: what the others tell of it is not the second one.
+        if self._taken and number == signal.SIGINT:
             raise KeyboardInterrupt
+        self._taken = True
         self.hear(number)
 
     def __enter__(self) -> "Interrupts":

@@ -1,5 +1,7 @@
 """Ranks notice over sockets who is gone, who hangs and who wants to stop, and end by rank 0's word."""
 
+import os
+import signal
 import socket
 import threading
 import time
@@ -136,6 +138,20 @@ def test_a_rank_does_not_outlive_the_process_that_started_it(ranks, monkeypatch)
     assert orphan.lost == "the process that started rank 1 is gone"
     assert leader.exits == []
     orphan.close()
+
+
+def test_a_signal_reaches_rank_0_without_a_handler_of_the_main_thread(ranks):
+    asked: list[int] = []
+    leader, other = ranks.start(2)
+    leader.on_asked = asked.append
+    other.watch_signals()
+    before = signal.signal(signal.SIGTERM, lambda number, frame: None)
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        eventually(lambda: asked == [signal.SIGTERM])
+    finally:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_what_fails_without_a_loss_is_told_as_it_is(ranks):

@@ -12,6 +12,7 @@ import hmac
 import json
 import os
 import selectors
+import signal
 import socket
 import sys
 import threading
@@ -61,8 +62,8 @@ class Lifeline:
     Attributes:
         lost: why the run cannot go on, e.g. a rank that is gone; None while all is well.
         ended: what rank 0 told; always None at rank 0.
-        on_asked: rank 0's; called in a thread with the signal by which another rank was asked to stop.
-        wish: set it, e.g. in a signal handler, to ask rank 0 for a stop.
+        on_asked: rank 0's; called in a thread with the signal by which a rank was asked to stop.
+        wish: set it to a signal's number to ask rank 0 for a stop.
     """
 
     def __init__(
@@ -85,6 +86,9 @@ class Lifeline:
         self._speaks = speaks
         self._parent = os.getppid() if launched else None
         self._exit_process = exit_process
+        self._signals, self._wakeup = socket.socketpair()
+        self._signals.setblocking(False)
+        self._wakeup.setblocking(False)
         self._heard = dict.fromkeys(peers, time.monotonic())
         self._buffers = {peer: bytearray() for peer in peers}
         self._sending = threading.Lock()
@@ -95,6 +99,14 @@ class Lifeline:
         for connection in self._peers.values():
             connection.settimeout(limit_seconds)
         self._thread.start()
+
+    def watch_signals(self) -> None:
+        """Take SIGTERM, and but at rank 0 SIGINT, in the lifeline's thread; to be called in the main thread.
+
+        A handler in Python waits until the main thread is back from a collective operation, which may wait for a whole
+        step. There must be one nevertheless: without it the system acts as it does by default.
+        """
+        signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False)
 
     def tell(self, **message: object) -> None:
         """Send a message to every peer that is there."""
@@ -129,6 +141,9 @@ class Lifeline:
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
             connection.close()
+        self._thread.join(1)
+        self._signals.close()
+        self._wakeup.close()
 
     def __enter__(self) -> "Lifeline":
         return self
@@ -149,9 +164,10 @@ class Lifeline:
         interval = min(1.0, self._limit / 5)
         sent = 0.0
         with selectors.DefaultSelector() as selector:
+            selector.register(self._signals, selectors.EVENT_READ)
             for peer, connection in self._peers.items():
                 selector.register(connection, selectors.EVENT_READ, peer)
-            while selector.get_map() and not self._gone.is_set():
+            while self._heard and not self._gone.is_set():
                 now = time.monotonic()
                 if now - sent >= interval:
                     self._send(_BEAT)
@@ -164,7 +180,10 @@ class Lifeline:
                 except (OSError, ValueError):  # closed meanwhile
                     break
                 for key, _ in ready:
-                    self._read(key.data, key.fileobj, selector)
+                    if key.data is None:
+                        self._take_signals()
+                    else:
+                        self._read(key.data, key.fileobj, selector)
                 for peer, heard in self._heard.items():
                     if time.monotonic() - heard > self._limit:
                         self._lose(f"rank {peer} was not heard from for {self._limit:g} s: it hangs, or its node does")
@@ -174,6 +193,13 @@ class Lifeline:
                     self._see_to_the_end()
                     return
         self._gone.set()
+
+    def _take_signals(self) -> None:
+        for number in self._signals.recv(64):
+            if self._rank and number in (signal.SIGINT, signal.SIGTERM):
+                self.wish = number
+            elif number == signal.SIGTERM:
+                self.on_asked(number)
 
     def _read(self, peer: int, connection: object, selector: selectors.BaseSelector) -> None:
         assert isinstance(connection, socket.socket)
