@@ -13,11 +13,13 @@ for folder in (HERE, *(HERE.parent / name for name in ("cluster", "charts", "ima
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
 
+from client import Object
 from figures import Figures
 from installation import NAMESPACE, Installation, install, prepare_namespace
 from isolation import isolated_folder
 from node import Node, running_node
 from object_storage import ObjectStorage, object_storage
+from vllm_pods import offer_vllm
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -64,6 +66,12 @@ def namespace(node: Node, storage: ObjectStorage, installation: Installation) ->
     """The namespace of all runs."""
     prepare_namespace(node)
     return NAMESPACE
+
+
+@pytest.fixture(scope="session")
+def inference(node: Node, namespace: str) -> Object:
+    """What a run says to be sampled by vLLM."""
+    return offer_vllm(node)
 
 
 _FIGURES = pytest.StashKey[Figures]()

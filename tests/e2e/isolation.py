@@ -23,6 +23,9 @@ FOLDER_VARIABLE = "POPULORA_NODE_FOLDER"
 PREFIX = "populora-node-"
 CGROUPS = Path("/sys/fs/cgroup")
 
+IMAGES_FOLDER = "images"
+"""In the folder, for images and root file systems of containers: in memory, as unpacking and deleting takes time."""
+
 # What programs of the node write outside the folder and what has to be theirs alone.
 _PRIVATE_FOLDERS = ("/run", "/var/lib/cni", "/var/log/pods", "/var/log/containers")
 
@@ -118,10 +121,9 @@ def _first_process(command: Sequence[str], folder: Path) -> int:
     _die_with_parent()
     _run("mount", "--make-rprivate", "/")
     _run("mount", "-t", "proc", "proc", "/proc")
-    for path in _PRIVATE_FOLDERS:
-        if not Path(path).exists():
-            Path(path).mkdir(parents=True)
-        _run("mount", "-t", "tmpfs", "tmpfs", path)
+    for path in (*_PRIVATE_FOLDERS, folder / IMAGES_FOLDER):
+        Path(path).mkdir(parents=True, exist_ok=True)
+        _run("mount", "-t", "tmpfs", "tmpfs", str(path))
     _run("ip", "link", "set", "lo", "up")
     process = subprocess.Popen(list(command), env={**os.environ, FOLDER_VARIABLE: str(folder)})
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -7,6 +7,7 @@ from typing import Any
 
 from archives import PAUSE_IMAGE
 from control_plane import Process
+from isolation import IMAGES_FOLDER
 from network import PLUGINS
 
 NAMESPACE = "k8s.io"
@@ -82,7 +83,7 @@ class Containerd:
 def _configuration(folder: Path, socket: Path, plugin_configuration: Path) -> str:
     return f"""\
 version = 2
-root = "{folder}/images"
+root = "{folder}/{IMAGES_FOLDER}"
 state = "/run/containerd"
 
 [grpc]

@@ -14,7 +14,6 @@ from object_storage import BUCKET, ObjectStorage
 from restrictions import violations
 from scraping import prometheus
 from training import Stored, apply, explain, manifest, ready_pods, until_completed
-from vllm_pods import inference, offer_vllm
 
 pytestmark = pytest.mark.timeout(3000)
 
@@ -53,10 +52,9 @@ class Witnessed:
 
 
 @pytest.fixture(scope="module")
-def witnessed(node: Node, namespace: str, storage: ObjectStorage, figures: Figures) -> Witnessed:
+def witnessed(node: Node, namespace: str, storage: ObjectStorage, inference: Object, figures: Figures) -> Witnessed:
     """A run of six steps with one round of evolution, sampled by vLLM, watched by Prometheus."""
-    offer_vllm(node)
-    run = apply(node, namespace, manifest(NAME, training={"steps": STEPS}, inference=inference()))
+    run = apply(node, namespace, manifest(NAME, training={"steps": STEPS}, inference=inference))
     beyond: dict[str, list[str]] = {}
     try:
         monitors = [

@@ -1,4 +1,4 @@
-"""A run that loses its trainer, a sandbox and the controller, and is suspended: it ends as if undisturbed."""
+"""Runs that lose their pods on the way: they end as if undisturbed."""
 
 import json
 from collections import Counter
@@ -54,7 +54,7 @@ def disturb(node: Node, run: Run) -> None:
     run.until_step(3, seconds=PATIENCE)
     sandbox = run.pods("sandbox")[0]
     kill(node, sandbox, "sandbox")
-    eventually(lambda: restarts(node, sandbox) == 1, "the sandbox is started again", seconds=PATIENCE)
+    eventually(lambda: restarts(node, sandbox, "sandbox") == 1, "the sandbox is started again", seconds=PATIENCE)
 
     run.suspend()
     run.until("Suspended", seconds=PATIENCE)
@@ -73,9 +73,9 @@ def controllers(node: Node) -> list[Object]:
     return node.api.list("Pod", SYSTEM, "app.kubernetes.io/component=controller")
 
 
-def restarts(node: Node, pod: Object) -> int:
+def restarts(node: Node, pod: Object, container: str) -> int:
     live = node.api.get("Pod", pod["metadata"]["name"], pod["metadata"]["namespace"])
-    (status,) = live["status"]["containerStatuses"]
+    (status,) = (status for status in live["status"]["containerStatuses"] if status["name"] == container)
     return int(status["restartCount"])
 
 
@@ -107,3 +107,41 @@ def test_deletion_takes_everything_it_stored_and_then_the_object(
     node.kubectl("delete", "prun", NAME, "--namespace", disturbed.namespace, f"--timeout={PATIENCE:.0f}s", timeout=1000)
     assert disturbed.gone()
     assert Stored(storage, NAME).keys() == []
+
+
+# vLLM, which holds nothing that is not stored
+
+
+SERVED = "served"
+SERVED_STEPS = 5
+
+
+@pytest.fixture(scope="module")
+def without_vllm_for_a_while(node: Node, namespace: str, inference: Object) -> Run:
+    """A run whose only vLLM was killed while it sampled."""
+    small = {"problemsPerMatchup": 4, "types": ["code_o"]}
+    run = apply(node, namespace, manifest(SERVED, tasks=small, training={"steps": SERVED_STEPS}, inference=inference))
+    try:
+        run.until_step(1, seconds=PATIENCE)
+        (pod,) = run.pods("serving")
+        kill(node, pod, "vllm")
+        eventually(lambda: restarts(node, pod, "vllm") == 1, "vLLM is started again", seconds=PATIENCE)
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{explain(node, run)}") from None
+    until_completed(node, run)
+    return run
+
+
+def test_a_run_waits_for_its_vllm_and_completes_with_one_attempt(without_vllm_for_a_while: Run) -> None:
+    status = without_vllm_for_a_while.status()
+    assert (status["phase"], status["step"], status["attempts"]) == ("Completed", SERVED_STEPS, 1)
+
+
+def test_what_the_new_vllm_serves_is_what_was_published_last(
+    without_vllm_for_a_while: Run, storage: ObjectStorage
+) -> None:
+    stored = Stored(storage, SERVED)
+    assert Counter(record["step"] for record in stored.log("metrics")) == Counter(range(SERVED_STEPS + 1))
+    publication = json.loads(stored.read("serving.json"))
+    assert publication["step"] == SERVED_STEPS
+    assert [adapter["digest"] for adapter in publication["adapters"]] == stored.newest()["adapters"]

@@ -12,8 +12,8 @@ IMAGE = "localhost/populora-node/vllm:1"
 CLAIM = "vllm-libraries"
 
 
-def offer_vllm(node: Node) -> None:
-    """Load the image and offer the packages to the pods of the namespace."""
+def offer_vllm(node: Node) -> Object:
+    """Load the image, offer the packages to the pods of the namespace, and return `spec.inference` of a small server."""
     archive = node.folder / "vllm.tar"
     settings = {
         # As vLLM's own image: the controller's arguments follow. Nothing is compiled, as the image has no compiler.
@@ -27,10 +27,6 @@ def offer_vllm(node: Node) -> None:
     archive.unlink()
     (packages,) = environment_folder().glob("lib/python*/site-packages")
     share_folder(node, CLAIM, packages)
-
-
-def inference() -> Object:
-    """Return `spec.inference` for one small server."""
     return {
         "engine": "VLLM",
         "replicas": 1,
