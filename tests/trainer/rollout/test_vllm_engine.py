@@ -514,6 +514,7 @@ def test_a_stale_replica_is_never_asked_and_is_asked_again_when_it_has_caught_up
         assert await one.all(requests) == [expected(asked) for asked in requests]
         assert slow.asked
         assert {body["model"] for body in slow.asked} == {publication_of(2).adapters[0].name}
+        assert (one.syncs[-1].synced, one.syncs[-1].replicas, one.syncs[-1].problem) == (2, 2, "")
 
     play(test, 2, {"straggler_seconds": 0.2, "completions_per_replica": 4})
 

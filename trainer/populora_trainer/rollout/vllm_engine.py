@@ -75,6 +75,7 @@ class VllmEngine:
         self._replicas = Replicas(address, most_in_flight=completions_per_replica)
         self._adapters: list[str] = []
         self._answered_at = float("-inf")
+        self._synced_after = 0.0
 
     async def follow(self, step: int, members: Sequence[Member]) -> None:
         """Publish the population's weights and wait until every replica serves them.
@@ -103,12 +104,13 @@ class VllmEngine:
                     )
                 if self._stop() and wait.seconds > _STOP_AFTER and not self._replicas.synced:
                     raise RolloutStoppedError(f"Stopped while no vLLM served {what} ({problem})")
-                self._tell(wait, behind, waiting=True)
+                self._tell(wait.seconds, behind, waiting=True)
                 wait.say(f"Waiting for vLLM at {self.address} to serve {what}, for {wait.seconds:.0f} s now: {problem}")
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_LOOK)
                 behind = await self._replicas.look(session)
-        self._tell(wait, behind, waiting=False)
+        self._synced_after = wait.seconds
+        self._tell(wait.seconds, behind, waiting=False)
         if behind:
             self._notice(
                 f"Going on with {len(self._replicas.synced)} of {len(self._replicas.all)} vLLM replicas after "
@@ -205,6 +207,7 @@ class VllmEngine:
         while True:
             if self._replicas.look_is_due:
                 behind = await self._replicas.look(session)
+                self._tell(self._synced_after, behind, waiting=False)
                 if self._replicas.synced:
                     wait = _Wait(self._notice)
                 else:
@@ -216,11 +219,11 @@ class VllmEngine:
         """Return the replicas that are worth waiting for after so long, where others are ready."""
         return [one for one in behind if seconds <= (self._straggler_seconds if one.reachable else self._gone_seconds)]
 
-    def _tell(self, wait: "_Wait", behind: Sequence[Behind], *, waiting: bool) -> None:
+    def _tell(self, seconds: float, behind: Sequence[Behind], *, waiting: bool) -> None:
         replicas, publication = self._replicas, self._replicas.publication
         assert publication is not None
         self.on_sync(
-            Sync(publication.step, len(replicas.all), len(replicas.synced), wait.seconds, waiting, in_words(behind))
+            Sync(publication.step, len(replicas.all), len(replicas.synced), seconds, waiting, in_words(behind))
         )
 
     def _session(self) -> aiohttp.ClientSession:
