@@ -13,7 +13,7 @@ CLAIM = "vllm-libraries"
 
 
 def offer_vllm(node: Node) -> Object:
-    """Load the image, offer the packages to the pods of the namespace, and return `spec.inference` of a small server."""
+    """Load the image, offer the packages to the pods of the namespace, and return `spec.inference` of one server."""
     archive = node.folder / "vllm.tar"
     settings = {
         # As vLLM's own image: the controller's arguments follow. Nothing is compiled, as the image has no compiler.
