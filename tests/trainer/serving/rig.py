@@ -20,8 +20,8 @@ from populora_trainer.storage.publication import SERVING, Publication, parse_pub
 from populora_trainer.storage.sealed import seal
 from populora_trainer.storage.store import ObjectStore
 
-LIMITS = Limits(interval=0.02, longest_pause=0.1, patience=0.3, grace=0.3, download=5.0)
-TIMEOUTS = Timeouts(answer=0.3, load=0.3)
+LIMITS = Limits(interval=0.02, longest_pause=0.1, patience=2.0, grace=4.0, download=10.0)
+TIMEOUTS = Timeouts(answer=1.0, load=1.0)
 
 
 @dataclass

@@ -145,13 +145,13 @@ def test_a_server_that_is_slow_for_a_moment_stays_ready_and_one_that_hangs_does_
         await made.until_serves(made.trainer.publish(1, t0="one"))
         made.vllm.hanging.add("/health")
         await made.until(lambda: made.sidecar.status()["error"], "an error")
-        assert "has not answered /health within 0.3 s" in str(made.sidecar.status()["error"])
+        assert "has not answered /health within 1 s" in str(made.sidecar.status()["error"])
         assert made.sidecar.unready() is None
         await made.until(lambda: made.sidecar.unready() is not None, "the loss of readiness")
         made.vllm.hanging.clear()
         await made.until(lambda: made.sidecar.unready() is None, "readiness")
 
-    play(tmp_path, scene, replace(LIMITS, grace=0.9))
+    play(tmp_path, scene)
 
 
 def test_a_new_sidecar_finds_its_server_as_it_is_and_loads_nothing_twice(tmp_path):
@@ -210,7 +210,6 @@ def test_a_damaged_object_is_refused_and_told_while_the_old_adapters_and_the_oth
 def test_a_newer_publication_makes_the_replica_unready_only_when_it_stays_unloaded(tmp_path):
     async def scene(made: Rig):
         await made.until_serves(made.trainer.publish(1, t0="old"))
-        made.vllm.refusing.add(f"t0-s000002-{'?' * 8}")
         made.store.broken = True
         new = made.trainer.publish(2, t0="new")
         made.vllm.refusing.add(new.adapters[0].name)
@@ -225,7 +224,7 @@ def test_a_newer_publication_makes_the_replica_unready_only_when_it_stays_unload
         made.vllm.refusing.clear()
         await made.until(lambda: made.sidecar.unready() is None, "readiness")
 
-    play(tmp_path, scene, replace(LIMITS, patience=1.5))
+    play(tmp_path, scene)
 
 
 def test_an_answer_that_is_not_true_is_not_believed(tmp_path):

@@ -167,7 +167,7 @@ def store_adapter(store: ObjectStore, adapter: Adapter, *, check: bool = True) -
     files = {name: sha256(data) for name, data in sorted(contents.items())}
     for name, expected in files.items():
         key = f"adapters/{folder}/{name}"
-        if check or not (store.exists(key) and store.size(key) == len(contents[name])):
+        if check or not _has_length(store, key, len(contents[name])):
             _keep(store, key, contents[name], expected)
     return folder, files
 
@@ -336,6 +336,13 @@ def collect(store: ObjectStore, keep: int) -> list[int]:
 def step_key(step: int) -> str:
     """Return the name of a step's manifest, e.g. `steps/000010.json`."""
     return f"steps/{step:06d}.json"
+
+
+def _has_length(store: ObjectStore, key: str, length: int) -> bool:
+    try:
+        return store.size(key) == length
+    except MissingObject:
+        return False
 
 
 def _keep(store: ObjectStore, key: str, data: bytes, expected: str) -> None:
