@@ -135,7 +135,9 @@ def desired(
     assert context is not None
     if decision.stage is Stage.SUSPENDED:
         serving = observed.deployment(names.serving(subject.name)) is not None
-        return Desired(_standing(context, replicas=0, serving=serving), _finished_jobs(observed))
+        # A trainer that finishes its step samples and verifies to its end.
+        replicas = None if live_pods(observed, "trainer") else 0
+        return Desired(_standing(context, replicas=replicas, serving=serving), _finished_jobs(observed))
     if decision.stage is Stage.EVALUATING:
         assert decision.evaluate is not None
         evaluation = wanted(partial(evaluation_job, context, decision.evaluate), once=True)

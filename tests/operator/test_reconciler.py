@@ -158,6 +158,10 @@ def test_a_suspended_run_has_no_pods_and_its_clock_stands_still() -> None:
     world.settle()
     assert world.phase() == "Running", "its pods are still writing a checkpoint"
     assert world.condition("Suspended")["reason"] == "Suspending"
+    assert world.pods("trainer")
+    assert 0 not in {item["spec"]["replicas"] for item in world.cluster.of(DEPLOYMENT)}, (
+        "trainers finish a step by them"
+    )
     world.until(lambda: world.phase() == "Suspended")
     assert not [pod for pod in world.cluster.of(POD) if pod["status"]["phase"] == "Running"]
     assert {item["spec"]["replicas"] for item in world.cluster.of(DEPLOYMENT)} == {0}
