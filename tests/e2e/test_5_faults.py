@@ -16,7 +16,7 @@ from training import PATIENCE, Stored, apply, explain, kill, manifest, trained_h
 pytestmark = pytest.mark.timeout(3000)
 
 NAME = "faults"
-STEPS = 20
+STEPS = 12
 
 
 @pytest.fixture(scope="module")
