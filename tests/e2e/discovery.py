@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,6 @@ from types import TracebackType
 
 import urllib3
 from client import Api, ApiError, Object
-from labels import safe
 
 _PAUSE_SECONDS = 0.5
 
@@ -88,6 +88,11 @@ def service_targets(service: Object, pods: list[Object]) -> Iterator[Object]:
             more = {f"service_label_{safe(key)}": value for key, value in service["metadata"].get("labels", {}).items()}
             more |= {"endpointslice_port_name": port.get("name", ""), "pod_phase": pod["status"]["phase"]}
             yield _target(pod, numbers.get(wanted, wanted), more)
+
+
+def safe(label: str) -> str:
+    """Return a label's name as Prometheus has it, e.g. populora_dev_run for populora.dev/run."""
+    return re.sub(r"[^a-zA-Z0-9_]", "_", label)
 
 
 def _target(pod: Object, port: int, more: dict[str, str]) -> Object:

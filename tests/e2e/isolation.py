@@ -26,6 +26,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 IMAGES_FOLDER = "images"
 """In the folder, for images and root file systems of containers: in memory, as unpacking and deleting takes time."""
 
+_LOCK = "lock"
 # What programs of the node write outside the folder and what has to be theirs alone.
 _PRIVATE_FOLDERS = ("/run", "/var/lib/cni", "/var/log/pods", "/var/log/containers")
 
@@ -43,10 +44,8 @@ def isolated_folder() -> Path | None:
 def run_isolated(command: Sequence[str]) -> int:
     """Run a command in namespaces of its own and return its exit status, negative for a signal.
 
-    SIGTERM ends the command as SIGINT does, so that it can stop what it has started in order.
-
-    Raises:
-        OSError: the kernel refuses the namespaces.
+    SIGTERM ends the command as SIGINT does, so that it can stop what it has started in order. Where the kernel refuses
+    the namespaces, it says so and returns 1.
     """
     with _folder() as folder:
         child = os.fork()
@@ -59,7 +58,9 @@ def run_isolated(command: Sequence[str]) -> int:
 @contextlib.contextmanager
 def _folder() -> Iterator[Path]:
     """Make the folder and hold its lock, by which others see that it is in use; remove what nobody holds any more."""
-    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+    # One without a lock is being made at this moment.
+    for lock in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{_LOCK}"):
+        path = lock.parent
         with _locked(path) as free:
             if free:
                 _remove(path)
@@ -76,7 +77,7 @@ def _folder() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[bool]:
-    with open(folder / "lock", "w") as file:
+    with open(folder / _LOCK, "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

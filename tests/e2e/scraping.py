@@ -10,8 +10,7 @@ from typing import Any
 
 import yaml
 from control_plane import Process, free_ports
-from discovery import Discovery
-from labels import safe
+from discovery import Discovery, safe
 from node import Node
 
 Object = dict[str, Any]
