@@ -1,9 +1,9 @@
 """Whether the engine samples from the weights that are trained: what its log-probabilities say of it.
 
 Both compute the same log-probability of every sampled token, the engine when it samples and the trainer before its
-update. On the embedded base vLLM and the trainer differ by 4e-7 nats a token in float32 and by 0.005 in bfloat16; deeper
-bases round more. A member whose adapter is not applied, or whose log-probabilities leave out the temperature, differs by far more, and importance weights cannot mend
-that: what it learned from would be another policy's samples.
+update. On the embedded base vLLM and the trainer differ by 4e-7 nats a token in float32 and by 0.005 in bfloat16;
+deeper bases round more. A member whose adapter is not applied, or whose log-probabilities leave out the temperature,
+differs by far more, and importance weights cannot mend that: what it learned from would be another policy's samples.
 """
 
 import math
