@@ -15,8 +15,6 @@ from restrictions import violations
 from scraping import prometheus
 from training import Stored, apply, explain, manifest, ready_pods, until_completed
 
-pytestmark = pytest.mark.timeout(3000)
-
 NAME = "population"
 STEPS = 6
 USER = 10001

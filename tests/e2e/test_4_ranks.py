@@ -12,8 +12,6 @@ from restrictions import violations
 from runs import Run
 from training import Stored, apply, explain, manifest, ready_pods, trained_here, until_completed
 
-pytestmark = pytest.mark.timeout(3000)
-
 NAME = "ranks"
 STEPS = 6
 USER = 10001

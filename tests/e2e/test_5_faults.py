@@ -13,8 +13,6 @@ from object_storage import ObjectStorage
 from runs import Run
 from training import PATIENCE, Stored, apply, explain, kill, manifest, trained_here, until_completed
 
-pytestmark = pytest.mark.timeout(3000)
-
 NAME = "faults"
 STEPS = 12
 
