@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from populora_trainer.serving import folders as module
 from populora_trainer.serving.failures import ServingError
-from populora_trainer.serving.folders import AdapterFolders
+from populora_trainer.serving.folders import AdapterFolders, held
 from populora_trainer.storage.local import LocalStore
 from populora_trainer.storage.publication import PublishedAdapter
 
@@ -73,7 +73,7 @@ def test_a_missing_object_is_named(store, folders):
 
 
 def test_what_an_interrupted_download_left_is_removed(tmp_path):
-    left = tmp_path / "adapters" / ".part-abc" / "whole"
+    left = tmp_path / "adapters" / ".populora-part-abc" / "whole"
     left.mkdir(parents=True)
     (left / "weights").write_bytes(b"half")
     AdapterFolders(tmp_path / "adapters")
@@ -117,3 +117,23 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ServingError, match="file/adapters can't hold adapters: Not a directory"):
         AdapterFolders(tmp_path / "file" / "adapters")
+
+
+def test_what_is_no_adapter_is_neither_listed_nor_touched(store, folders, tmp_path):
+    adapter = stored(store, weights=b"weights")
+    folders.download(store, adapter)
+    for name in ("papers", ".part-of-something", DIGEST[:63], f"{DIGEST}.bak"):
+        (tmp_path / "adapters" / name).mkdir()
+    assert AdapterFolders(tmp_path / "adapters").stored([adapter]) == {DIGEST}
+    assert len(os.listdir(tmp_path / "adapters")) == 5
+
+
+def test_a_folder_that_another_sidecar_uses_is_refused_until_that_one_is_gone(tmp_path):
+    with (
+        held(tmp_path / "adapters"),
+        pytest.raises(ServingError, match="adapters is another sidecar's: give"),
+        held(tmp_path / "adapters"),
+    ):
+        pass
+    with held(tmp_path / "adapters"):
+        assert os.listdir(tmp_path / "adapters") == []

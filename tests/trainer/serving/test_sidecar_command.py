@@ -113,7 +113,12 @@ def test_a_pods_sidecar_serves_what_a_bucket_publishes_without_torch(tmp_path, m
     ("words", "sentence"),
     [
         (["--vllm", "localhost:8000"], "--vllm 'localhost:8000': expected http://HOST:PORT."),
+        (["--vllm", "http://"], "--vllm 'http://': expected http://HOST:PORT."),
+        (["--vllm", "http://[::1"], "--vllm 'http://[::1': expected http://HOST:PORT."),
+        (["--vllm", "http://127.0.0.1:99999"], "--vllm 'http://127.0.0.1:99999': expected http://HOST:PORT."),
+        (["--vllm", "http://me:secret@host"], "--vllm 'http://me:secret@host': expected http://HOST:PORT."),
         (["--listen", "8001"], "--listen '8001': expected HOST:PORT"),
+        (["--listen", "a" * 64 + ":8001"], "aaaa:8001': the host is no name"),
         (["--folder", "{file}/adapters"], "/file/adapters can't hold adapters: Not a directory"),
     ],
 )
@@ -123,6 +128,29 @@ def test_a_wrong_call_is_one_sentence(words, sentence, tmp_path):
     done = CliRunner().invoke(sidecar_command, [str(tmp_path), *given])
     assert isinstance(done.exception, PopuloraError)
     assert sentence in str(done.exception)
+
+
+@pytest.mark.parametrize("place", ["https://x/y", "s3://", "file://elsewhere/run", "s3://[x"])
+def test_a_place_that_never_holds_a_run_is_refused_at_once(place, tmp_path):
+    done = CliRunner().invoke(sidecar_command, [place, "--folder", str(tmp_path / "adapters")])
+    assert f"{place} can't hold a run: a folder, file:///FOLDER or s3://BUCKET/PREFIX can" in str(done.exception)
+
+
+def test_a_signal_ends_it_while_the_storage_does_not_answer(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        words = [sys.executable, "-m", "populora_trainer.cli", "sidecar", "s3://runs/served", f"--endpoint={endpoint}"]
+        words += ["--listen=127.0.0.1:0", f"--folder={tmp_path / 'adapters'}"]
+        secrets = {"AWS_ACCESS_KEY_ID": ACCESS, "AWS_SECRET_ACCESS_KEY": SECRET}
+        process = subprocess.Popen(words, env=os.environ | secrets)
+        try:
+            connection, _ = silent.accept()
+            with connection:
+                process.terminate()
+                assert process.wait(45) == 0, "a request to the storage may take longer than this"
+        finally:
+            process.kill()
+            process.wait()
 
 
 def test_a_port_that_is_taken_is_named(tmp_path):

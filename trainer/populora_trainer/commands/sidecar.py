@@ -2,9 +2,12 @@
 
 import asyncio
 import logging
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import click
 
@@ -38,12 +41,16 @@ def command(run: str, listen: str, vllm: str, folder: Path, endpoint: str | None
     Nothing authenticates who asks: serve to a network only behind a NetworkPolicy or its like.
     """
     host, port = parse_listen(listen)
-    if not vllm.startswith(("http://", "https://")):
+    if not _is_server(vllm):
         raise PopuloraError(f"--vllm {vllm!r}: expected http://HOST:PORT.")
     opened = _storage(run, endpoint, region)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("botocore").setLevel(logging.WARNING)
-    asyncio.run(_serve(opened, run, host, port, vllm, folder))
+
+    from populora_trainer.serving.folders import held
+
+    with held(folder):
+        asyncio.run(_serve(opened, run, host, port, vllm, folder))
 
 
 async def _serve(opened: "Callable[[], ObjectStore]", run: str, host: str, port: int, url: str, folder: Path) -> None:
@@ -62,6 +69,20 @@ async def _serve(opened: "Callable[[], ObjectStore]", run: str, host: str, port:
     started.add_done_callback(say)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session:
         await serve(Sidecar(opened, Vllm(url, session), AdapterFolders(folder)), host, port, started)
+    # A request to the storage may take minutes, in a thread that the interpreter would wait for. Nothing is lost:
+    # adapters appear whole, and half a download is removed at the next start.
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def _is_server(url: str) -> bool:
+    """Return whether a URL names a server, without a secret that logs would tell."""
+    try:
+        parts = urlsplit(url)
+        named = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+    return named and parts.scheme in ("http", "https") and not (parts.username or parts.query or parts.fragment)
 
 
 def _storage(run: str, endpoint: str | None, region: str | None) -> "Callable[[], ObjectStore]":
@@ -69,12 +90,21 @@ def _storage(run: str, endpoint: str | None, region: str | None) -> "Callable[[]
 
     Raises:
         ManifestError: RUN is a manifest, and wrong.
+        StorageError: RUN can't be a run's place.
     """
-    from populora_trainer.storage.run import open_store
+    from populora_trainer.storage.run import check_place, open_store
 
     if "://" not in run and not Path(run).is_dir() and (Path(run).suffix in _MANIFESTS or Path(run).exists()):
         from populora_api import load_manifest
 
-        storage = load_manifest(run).spec.storage
+        spec = load_manifest(run).spec
+        if spec.inference.engine != "VLLM":
+            click.echo(
+                f"Note: {run} has spec.inference.engine {spec.inference.engine}; such a run publishes adapters only "
+                f"if it is started with --set inference.engine=VLLM",
+                err=True,
+            )
+        storage = spec.storage
         run, endpoint, region = storage.uri, endpoint or storage.endpoint, region or storage.region
+    check_place(run)
     return lambda: open_store(run, create=True, endpoint=endpoint, region=region, tries=_TRIES)

@@ -30,6 +30,10 @@ def parse_listen(listen: str) -> tuple[str, int]:
         raise PopuloraError(f"--listen {listen!r}: an IPv6 address stands in brackets, as in [::1]:9090.")
     if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise PopuloraError(f"--listen {listen!r}: expected HOST:PORT with a port from 0 to 65535.")
+    try:
+        host.encode("idna")  # as every look-up of a name does
+    except UnicodeError as error:
+        raise PopuloraError(f"--listen {listen!r}: the host is no name or address.") from error
     return host, int(port)
 
 

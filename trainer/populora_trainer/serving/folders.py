@@ -1,10 +1,13 @@
 """Adapters on this machine's disk: one folder for each digest, which appears whole and verified or not at all."""
 
+import fcntl
 import hashlib
 import os
+import re
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from populora_trainer.errors import StorageError
@@ -12,12 +15,42 @@ from populora_trainer.serving.failures import ServingError
 from populora_trainer.storage.publication import PublishedAdapter
 from populora_trainer.storage.store import MissingObject, ObjectStore
 
-_TEMPORARY = ".part-"
+_TEMPORARY = ".populora-part-"
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 _CHUNK = 32 << 20  # bytes in memory for each adapter that is being downloaded
 
 
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keep other sidecars, which would remove what this one needs, from a folder; it is made where it does not exist.
+
+    Raises:
+        ServingError: another process holds the folder, or it can't be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise ServingError("disk", f"{folder} can't hold adapters: {error.strerror or error}") from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ServingError(
+                "disk", f"{folder} is another sidecar's: give each vLLM server's adapters a folder of their own"
+            ) from error
+        except OSError:
+            pass  # this file system has no locks
+        yield
+    finally:
+        os.close(descriptor)
+
+
 class AdapterFolders:
-    """The folder that vLLM reads adapters from. Its methods block; calls for different digests may run at a time."""
+    """The folder that vLLM reads adapters from. Its methods block; calls for different digests may run at a time.
+
+    Whatever else is in the folder is left alone: only names that are digests are adapters.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Make the folder where it does not exist, and remove what an interrupted download left.
@@ -49,7 +82,7 @@ class AdapterFolders:
                 self._verified.add(adapter.digest)
             else:
                 self.discard(adapter.digest)
-        return frozenset(path.name for path in self.folder.iterdir() if not path.name.startswith(_TEMPORARY))
+        return frozenset(path.name for path in self.folder.iterdir() if _DIGEST.fullmatch(path.name))
 
     def download(self, store: ObjectStore, adapter: PublishedAdapter) -> int:
         """Bring an adapter here and return the number of bytes that came.
