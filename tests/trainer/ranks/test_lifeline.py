@@ -164,11 +164,20 @@ def test_strangers_are_turned_away(monkeypatch):
     monkeypatch.setattr(lifelines, "HELLO_SECONDS", PATIENCE_SECONDS)
     with listen(1) as server, ExitStack() as stack:
         host, port = server.getsockname()
-        strangers = [b"GET / HTTP/1.1\r\n\r\n", b'{"rank": 1, "token": "guess"}\n', b'{"rank": 7, "token": "word"}\n']
+        strangers = [
+            *(b"GET / HTTP/1.1\r\n\r\n", b"", b"[" * 1000, b"\xff\n", b"7\n", b"x" * 5000),
+            *(b'{"rank": 1, "token": "guess"}\n', b'{"rank": 7, "token": "word"}\n'),
+            *(b'{"rank": Infinity, "token": "word"}\n', b'{"rank": 1, "token": 7}\n'),
+            '{"rank": 1, "token": "w\u00f6rd"}\n'.encode(),
+            rb'{"rank": 1, "token": "\ud800"}' + b"\n",
+            b"\x80\x04cbuiltins\nexit\n)R.\n",  # a pickle, which is not loaded
+        ]
         for words in strangers:
             stranger = stack.enter_context(socket.create_connection((host, port)))
             stranger.sendall(words)
             stranger.shutdown(socket.SHUT_WR)
+        for words in (b"", b'{"rank": 1'):  # these stay and say no more
+            stack.enter_context(socket.create_connection((host, port))).sendall(words)
         ours = [stack.enter_context(connect(host, port, rank, "word")) for rank in (2, 1)]
         found = accept(server, 3, "word")
         for connection in found.values():

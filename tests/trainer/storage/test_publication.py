@@ -24,8 +24,17 @@ from populora_trainer.storage.store import sha256
 
 DIGESTS = st.text("0123456789abcdef", min_size=64, max_size=64)
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
-ROWS = st.fixed_dictionaries(
-    {"member": NAMES, "name": NAMES, "digest": DIGESTS, "files": st.dictionaries(NAMES, DIGESTS, min_size=1)}
+ROWS = st.builds(
+    lambda member, step, digest, files: {
+        "member": member,
+        "name": f"{member}-s{step:06d}-{digest[:8]}",
+        "digest": digest,
+        "files": files,
+    },
+    NAMES,
+    st.integers(0, 10**7),
+    DIGESTS,
+    st.dictionaries(NAMES, DIGESTS, min_size=1),
 )
 ADAPTERS = st.lists(ROWS, max_size=5, unique_by=(lambda row: row["member"], lambda row: row["name"]))
 JSON = st.recursive(
@@ -87,6 +96,9 @@ def test_no_byte_can_be_changed_unnoticed(data):
     ("change", "sentence"),
     [
         ({"name": "../../etc"}, r"adapters\[0\]\.name is '\.\./\.\./etc'"),
+        ({"name": "base"}, r"adapters\[0\]\.name is 'base'; <member>-s<step>-<first 8 digits of digest>"),
+        ({"name": "t0-s000001-bbbbbbbb"}, r"adapters\[0\]\.name is 't0-s000001-bbbbbbbb'"),
+        ({"member": "t1"}, r"adapters\[0\]\.name is 't0-s000001-aaaaaaaa'"),
         ({"member": None}, r"adapters\[0\]\.member is 'None'"),
         ({"digest": "A" * 64}, r"adapters\[0\]\.digest"),
         ({"files": {"../x": "b" * 64}}, r"adapters\[0\]\.files is '\.\./x'"),

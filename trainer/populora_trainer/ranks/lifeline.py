@@ -32,6 +32,7 @@ LEAVE_SECONDS = 20.0
 HELLO_SECONDS = 60.0
 
 _BEAT = b"{}\n"
+_LONGEST_HELLO = 1000  # bytes
 
 
 class Ended(Exception):  # noqa: N818 - no error by itself: rank 0 may simply be done
@@ -272,29 +273,46 @@ def listen(world_nodes: int) -> socket.socket:
 def accept(server: socket.socket, size: int, token: str) -> dict[int, socket.socket]:
     """Return the connections of ranks 1 to size - 1, once they are there; strangers are turned away.
 
+    Whoever connects is heard while others are waited for, so that a stranger that says nothing holds up nobody. What
+    it says is read as one line of JSON and nothing else.
+
     Raises:
         RanksError: one did not come in time.
     """
     found: dict[int, socket.socket] = {}
+    heard: dict[socket.socket, bytearray] = {}
     deadline = time.monotonic() + HELLO_SECONDS
-    while len(found) < size - 1:
-        server.settimeout(max(0.01, deadline - time.monotonic()))
+    server.setblocking(False)
+    with selectors.DefaultSelector() as selector:
+        selector.register(server, selectors.EVENT_READ)
         try:
-            connection, _ = server.accept()
-        except TimeoutError as error:
-            missing = next(rank for rank in range(1, size) if rank not in found)
-            raise RanksError(f"rank {missing} did not connect to rank 0 within {HELLO_SECONDS:g} s") from error
-        connection.settimeout(HELLO_SECONDS)
-        try:
-            hello = json.loads(_line(connection))
-            rank, word = int(hello["rank"]), str(hello["token"])
-        except (OSError, ValueError, KeyError, TypeError):
-            connection.close()
-            continue
-        if hmac.compare_digest(word, token) and 0 < rank < size and rank not in found:
-            found[rank] = connection
-        else:
-            connection.close()
+            while len(found) < size - 1:
+                ready = selector.select(max(0.0, deadline - time.monotonic()))
+                if not ready or time.monotonic() > deadline:
+                    missing = next(rank for rank in range(1, size) if rank not in found)
+                    raise RanksError(f"rank {missing} did not connect to rank 0 within {HELLO_SECONDS:g} s")
+                for key, _ in ready:
+                    connection = key.fileobj
+                    assert isinstance(connection, socket.socket)
+                    if connection is server:
+                        with suppress(OSError):
+                            come, _ = server.accept()
+                            come.setblocking(False)
+                            heard[come] = bytearray()
+                            selector.register(come, selectors.EVENT_READ)
+                        continue
+                    if not _hear(connection, heard[connection]):
+                        continue
+                    selector.unregister(connection)
+                    rank = _rank_of(bytes(heard.pop(connection)), token)
+                    if rank is not None and 0 < rank < size and rank not in found:
+                        connection.settimeout(HELLO_SECONDS)
+                        found[rank] = connection
+                    else:
+                        connection.close()
+        finally:
+            for connection in heard:
+                connection.close()
     return found
 
 
@@ -312,11 +330,27 @@ def connect(host: str, port: int, rank: int, token: str) -> socket.socket:
     return connection
 
 
-def _line(connection: socket.socket) -> bytes:
-    line = b""
-    while not line.endswith(b"\n") and len(line) < 1000:
-        byte = connection.recv(1)
-        if not byte:
-            break
-        line += byte
-    return line
+def _hear(connection: socket.socket, line: bytearray) -> bool:
+    """Read what has come of a line, byte by byte as what follows is not ours; returns whether that was its end."""
+    try:
+        while not line.endswith(b"\n") and len(line) < _LONGEST_HELLO:
+            byte = connection.recv(1)
+            if not byte:
+                break
+            line += byte
+    except BlockingIOError:
+        return False
+    except OSError:
+        line.clear()
+    return True
+
+
+def _rank_of(line: bytes, token: str) -> int | None:
+    """Return the rank that a line names together with the token; None for any other line."""
+    try:
+        hello = json.loads(line)
+        rank, word = hello["rank"], hello["token"]
+        known = isinstance(rank, int) and hmac.compare_digest(word.encode(), token.encode())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    return rank if known else None

@@ -8,6 +8,7 @@ adapter's weights for ever, so whoever asks vLLM for it gets these weights or an
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -144,9 +145,9 @@ def parse_publication(data: bytes, place: str = SERVING) -> Publication:
         raise DamagedPublication(f"{place} is damaged: adapters is {repr(rows)[:100]}, it must be a list")
     adapters = tuple(_adapter(row, f"{place} is damaged: adapters[{slot}]") for slot, row in enumerate(rows))
     for field in ("member", "name"):
-        values = [getattr(adapter, field) for adapter in adapters]
-        if twice := next((value for value in values if values.count(value) > 1), None):
-            raise DamagedPublication(f"{place} is damaged: two adapters have the {field} {twice}")
+        (commonest, count), *_ = Counter(getattr(adapter, field) for adapter in adapters).most_common(1) or [("", 0)]
+        if count > 1:
+            raise DamagedPublication(f"{place} is damaged: two adapters have the {field} {commonest}")
     return Publication(step, adapters, sha256)
 
 
@@ -168,6 +169,9 @@ def _adapter(row: object, where: str) -> PublishedAdapter:
     for file, digest in files.items():
         _check(file, _NAME, f"{where}.files", "names of files are allowed")
         _check(digest, _DIGEST, f"{where}.files[{file}]", "it must be a sha256 of 64 hexadecimal digits")
+    # A name that says its weights is nobody else's: not the base model's, not that of another adapter in vLLM.
+    due = rf"{re.escape(row['member'])}-s[0-9]+-{row['digest'][:8]}"
+    _check(row["name"], re.compile(due), f"{where}.name", "<member>-s<step>-<first 8 digits of digest> is allowed")
     return PublishedAdapter(row["member"], row["name"], row["digest"], dict(files))
 
 
