@@ -301,6 +301,7 @@ def _engine(
         end_ids=base.end_ids,
         max_prompt_tokens=spec.training.max_prompt_tokens,
         positions=getattr(base.model.config, "max_position_embeddings", None),
+        vocabulary=getattr(base.model.config, "vocab_size", None),
         notice=events.on_notice,
         on_sync=monitor.sync,
         stop=events.stop,

@@ -254,6 +254,11 @@ def changed(change: Callable[[Json], object]) -> Fault:
     return fault
 
 
+async def redirect(request: web.Request, body: Json) -> web.StreamResponse:
+    """Send the request elsewhere, where it would be answered."""
+    raise web.HTTPTemporaryRedirect(str(request.url))
+
+
 async def hang(request: web.Request, body: Json) -> web.StreamResponse:
     await asyncio.sleep(3600)
     raise AssertionError("nobody waits for an hour")

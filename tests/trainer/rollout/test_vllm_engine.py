@@ -1,6 +1,7 @@
 """The vLLM engine against played replicas: what is asked of whom, and that nothing is lost, doubled or stale."""
 
 import asyncio
+import gc
 import random
 import sys
 from collections import Counter
@@ -21,6 +22,7 @@ from replica_server import (
     expected,
     hang,
     publication_of,
+    redirect,
     replicas,
     status,
     text,
@@ -50,6 +52,7 @@ class Following:
             lambda step, members: served.publish(publication_of(step, tuple(one.name for one in members))),
             end_ids=[END],
             max_prompt_tokens=40,
+            vocabulary=64,
             notice=self.said.append,
             on_sync=self.syncs.append,
             **{"patience_seconds": 20.0, "request_seconds": 10.0, **options},
@@ -212,6 +215,9 @@ WRONG = {
     "no choices": text("{}"),
     "a choice too few": changed(_one_choice_short),
     "a choice twice": changed(_set("index", 0)),
+    "a choice without a number": changed(_set("index", [])),
+    "a token that no model knows": changed(_set("token_ids", [10**30])),
+    "JSON without end": text("[" * 100_000),
     "another model": changed(lambda answer: answer.update(model="base")),
     "no token ids": changed(_set("token_ids", None)),
     "text as token ids": changed(_set("token_ids", ["a"])),
@@ -236,6 +242,7 @@ PASSING = {
     "503": status(503),
     "429": status(429),
     "404": status(404, "The model does not exist."),
+    "a redirection": redirect,
     "a hang": hang,
     "half an answer": cut,
     "a dropped connection": drop,
@@ -293,6 +300,18 @@ def test_a_request_that_vllm_refuses_is_not_repeated(code):
         assert len(one.served.replicas[0].asked) == 1
 
     play(test)
+
+
+def test_of_many_requests_that_fail_one_error_is_told(caplog):
+    async def test(one: Following) -> None:
+        await one.follow()
+        one.served.replicas[0].always = status(400, "no")
+        with pytest.raises(RolloutError, match="refuses a request with HTTP 400"):
+            await one.all([request(number) for number in range(30)])
+
+    play(test)
+    gc.collect()
+    assert not caplog.records, "the event loop misses errors that nobody has taken"
 
 
 def test_servers_that_fail_for_longer_than_the_patience_are_an_error_that_says_why(soon):
@@ -600,7 +619,13 @@ def test_an_address_is_a_host_with_or_without_a_port(given, host, port):
     assert (found.host, found.port, found.sidecar_port) == (host, port, 8101)
 
 
-@pytest.mark.parametrize("given", ["", "https://x", "http://x/v1", "x:port", "x:0", "http://u@x", "x:99999"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        *("", "https://x", "http://x/v1", "x:port", "x:0", "http://u@x", "x:99999"),
+        *("http://[::1", "::1", "a b", "x,y", "x" * 64),
+    ],
+)
 def test_what_is_no_address_is_a_sentence(given):
     with pytest.raises(
         RolloutError, match=r"the address of vLLM is .*: http://HOST:PORT, HOST:PORT and HOST are allowed"

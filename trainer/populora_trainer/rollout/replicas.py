@@ -1,6 +1,7 @@
 """The vLLM pods behind one name: which there are, which serve the newest adapters, and which has room."""
 
 import asyncio
+import re
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from populora_trainer.storage.publication import Publication
 
 SERVING_PORT, SIDECAR_PORT = 8000, 8001
 
+_NO_HOST = re.compile(r"[\s,;@]")  # e.g. of a list of hosts, where one name stands for all
 _LOOK_SECONDS = 10.0  # deadline of one look at a sidecar
 LOOK_AGAIN = 1.0  # seconds between looks at replicas that are behind, while there is work
 _FIRST_REST, _LONGEST_REST = 0.5, 15.0  # seconds that a replica is left alone after a failure
@@ -42,18 +44,24 @@ class ServingAddress:
         Raises:
             RolloutError: it is something else.
         """
-        parts = urlsplit(text if "://" in text else f"http://{text}")
         try:
+            parts = urlsplit(text if "://" in text else f"http://{text}")
             port = SERVING_PORT if parts.port is None else parts.port
+            host = parts.hostname or ""
+            host.encode("idna")  # as every look-up of a name does
         except ValueError:
-            port = 0
-        rest = (parts.path.strip("/"), parts.query, parts.fragment, parts.username)
-        if parts.scheme != "http" or not parts.hostname or not port or any(rest):
+            host, port = "", 0
+        if (
+            not (host and port)
+            or _NO_HOST.search(host)
+            or parts.scheme != "http"
+            or any((parts.path.strip("/"), parts.query, parts.fragment, parts.username))
+        ):
             raise RolloutError(
                 f"the address of vLLM is {text!r}: http://HOST:PORT, HOST:PORT and HOST are allowed, and the port is "
-                f"{SERVING_PORT} where it is not given"
+                f"{SERVING_PORT} where it is not given (--serving or POPULORA_SERVING_HOST)"
             )
-        return cls(parts.hostname, port, sidecar_port)
+        return cls(host, port, sidecar_port)
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +258,7 @@ class Replicas:
         """Ask a sidecar to look at storage now; one that does not hear it will look by itself."""
         try:
             url = replica.url(self.address.sidecar_port, "/refresh")
-            async with session.post(url, timeout=aiohttp.ClientTimeout(total=2.0)):
+            async with session.post(url, timeout=aiohttp.ClientTimeout(total=2.0), allow_redirects=False):
                 pass
         except (aiohttp.ClientError, OSError, TimeoutError):
             pass
@@ -262,14 +270,15 @@ class Replicas:
             return Behind(replica.address, "nothing is published")
         try:
             url = replica.url(self.address.sidecar_port, "/status")
-            async with session.get(url, timeout=aiohttp.ClientTimeout(total=_LOOK_SECONDS, sock_connect=2.0)) as answer:
+            timeout = aiohttp.ClientTimeout(total=_LOOK_SECONDS, sock_connect=2.0)
+            async with session.get(url, timeout=timeout, allow_redirects=False) as answer:
                 if answer.status != 200:
                     return Behind(replica.address, f"its sidecar answers with HTTP {answer.status}")
                 status = await answer.json(content_type=None)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             text = f"its sidecar at port {self.address.sidecar_port} does not answer ({error or type(error).__name__})"
             return Behind(replica.address, text, reachable=False)
-        except ValueError:
+        except (ValueError, RecursionError):
             status = None
         if missing := missing_adapters(status, publication):
             return Behind(replica.address, missing)
@@ -285,7 +294,8 @@ def missing_adapters(status: object, publication: Publication) -> str:
     if not wrong and status.get("publication") == publication.sha256:
         return ""
     text = f"{_some(wrong)} not loaded" if wrong else "it has not confirmed the newest publication"
-    return f"{text}: {status['error']}" if status.get("error") else text
+    error = " ".join(str(status.get("error") or "").split())[:300]
+    return f"{text}: {error}" if error else text
 
 
 def in_words(behind: Sequence[Behind]) -> str:

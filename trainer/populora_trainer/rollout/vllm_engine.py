@@ -34,6 +34,7 @@ class VllmEngine:
         end_ids: tokens that end a completion.
         max_prompt_tokens: longer prompts are refused.
         positions: of the base model, or None.
+        vocabulary: number of tokens that the base model knows, or None.
         notice: told in a sentence what keeps the run waiting.
         on_sync: told how far the replicas are with a publication.
         stop: whether the end of the run is asked for; what is under way is finished, unless no replica is left.
@@ -53,6 +54,7 @@ class VllmEngine:
         end_ids: Sequence[int],
         max_prompt_tokens: int,
         positions: int | None = None,
+        vocabulary: int | None = None,
         notice: Callable[[str], None] = lambda sentence: None,
         on_sync: Callable[[Sync], None] = lambda sync: None,
         stop: Callable[[], bool] = lambda: False,
@@ -67,6 +69,7 @@ class VllmEngine:
         self._publish = publish
         self._end_ids = sorted(set(end_ids))
         self._max_prompt_tokens, self._positions = max_prompt_tokens, positions
+        self._vocabulary = vocabulary
         self._notice = notice
         self._stop = stop
         self._patience = patience_seconds
@@ -141,10 +144,10 @@ class VllmEngine:
                     done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
                     yield sorted(((tasks[task], task.result()) for task in done), key=lambda one: one[0])
             finally:
-                unfinished = [watching, *pending]
-                for task in unfinished:
+                # Those that are done too: several may have failed, and one error is what is told.
+                for task in (watching, *tasks):
                     task.cancel()
-                await asyncio.gather(*unfinished, return_exceptions=True)
+                await asyncio.gather(watching, *tasks, return_exceptions=True)
 
     async def _complete(self, session: aiohttp.ClientSession, request: RolloutRequest) -> list[Completion]:
         """Return the request's completions, whichever replica they come from."""
@@ -182,17 +185,19 @@ class VllmEngine:
     ) -> list[Completion]:
         url = replica.url(self.address.port, "/v1/completions")
         try:
-            async with session.post(url, json=request_body(request, adapter, self._end_ids)) as answer:
+            body = request_body(request, adapter, self._end_ids)
+            # Whoever a server would send us to is no replica that has echoed the publication.
+            async with session.post(url, json=body, allow_redirects=False) as answer:
                 status = answer.status
                 if status == 200:
                     record = await answer.json(content_type=None)
-                    return completions_of(record, request, adapter, self._end_ids)
+                    return completions_of(record, request, adapter, self._end_ids, self._vocabulary)
                 text = " ".join((await answer.text(errors="replace")).split())[:300]
         except TimeoutError as error:
             raise _ReplicaError(f"no answer within {self._request_seconds:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
             raise _ReplicaError(str(error) or type(error).__name__) from error
-        except ValueError as error:  # no JSON, or another answer than was asked for
+        except (ValueError, RecursionError) as error:  # no JSON, or another answer than was asked for
             raise _ReplicaError(str(error), wrong=True) from error
         if status == 404:
             replica.serves = None  # it has started anew; its sidecar tells when it is of use again

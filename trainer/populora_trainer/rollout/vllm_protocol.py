@@ -52,8 +52,17 @@ def sampled(request: RolloutRequest) -> int:
     return request.n if request.temperature else 1
 
 
-def completions_of(answer: object, request: RolloutRequest, adapter: str, end_ids: Collection[int]) -> list[Completion]:
+def completions_of(
+    answer: object, request: RolloutRequest, adapter: str, end_ids: Collection[int], vocabulary: int | None = None
+) -> list[Completion]:
     """Return the request's completions from the answer's JSON.
+
+    Args:
+        answer: what vLLM has sent.
+        request: what was asked.
+        adapter: whose completions they must be.
+        end_ids: tokens that end a completion.
+        vocabulary: number of tokens that the trainer's base model knows; None where that is not known.
 
     Raises:
         WrongAnswer: it is not the answer to this request, or its numbers cannot be log-probabilities.
@@ -65,14 +74,17 @@ def completions_of(answer: object, request: RolloutRequest, adapter: str, end_id
     wanted = sampled(request)
     if len(choices) != wanted or not all(isinstance(choice, Mapping) for choice in choices):
         raise WrongAnswer(f"it has {len(choices)} choices, and {wanted} were asked for")
-    by_index = {choice.get("index"): choice for choice in choices}
-    if by_index.keys() != set(range(wanted)):
-        raise WrongAnswer(f"its choices have the numbers {sorted(map(str, by_index))}, and 0 to {wanted - 1} are due")
-    completions = [_completion(by_index[index], request, end_ids) for index in range(wanted)]
+    numbers = [choice.get("index") for choice in choices]
+    if not all(number in numbers for number in range(wanted)):
+        raise WrongAnswer(f"its choices have the numbers {str(numbers)[:100]}, and 0 to {wanted - 1} are due")
+    in_order = (choices[numbers.index(number)] for number in range(wanted))
+    completions = [_completion(choice, request, end_ids, vocabulary) for choice in in_order]
     return completions * request.n if wanted < request.n else completions
 
 
-def _completion(choice: Mapping[str, object], request: RolloutRequest, end_ids: Collection[int]) -> Completion:
+def _completion(
+    choice: Mapping[str, object], request: RolloutRequest, end_ids: Collection[int], vocabulary: int | None
+) -> Completion:
     token_ids, logprobs = choice.get("token_ids"), choice.get("logprobs")
     values = logprobs.get("token_logprobs") if isinstance(logprobs, Mapping) else None
     if not isinstance(token_ids, list) or not isinstance(values, list):
@@ -84,6 +96,11 @@ def _completion(choice: Mapping[str, object], request: RolloutRequest, end_ids: 
         )
     if not all(isinstance(token, int) and token >= 0 for token in token_ids):
         raise WrongAnswer("a choice has token_ids that are no numbers of tokens")
+    if vocabulary is not None and max(token_ids) >= vocabulary:
+        raise WrongAnswer(
+            f"a choice has the token {str(max(token_ids))[:20]}, and the run's base model knows {vocabulary}: vLLM "
+            f"serves another base"
+        )
     if not all(isinstance(value, int | float) and math.isfinite(value) and value < 1e-3 for value in values):
         raise WrongAnswer("a choice has log-probabilities that are no finite numbers up to 0")
     prompt = choice.get("prompt_token_ids")

@@ -37,11 +37,16 @@ class RemoteVerifier:
         Raises:
             SandboxError: the URL is no http:// or https:// address.
         """
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname or "", parts.port
+            host.encode("idna")  # as every look-up of a name does
+        except ValueError:
+            parts, host, port = urlsplit(""), "", None
+        if parts.scheme not in ("http", "https") or not host or port == 0 or parts.path.strip("/") or parts.username:
             raise SandboxError(f"the sandbox service {url!r} is not an address: http://HOST[:PORT] is allowed")
-        self._scheme, self._host = parts.scheme, parts.hostname
-        self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._scheme, self._host = parts.scheme, host
+        self._port = port or (443 if parts.scheme == "https" else 80)
         self._patience = patience_seconds
         self._request_seconds = request_seconds
         self._order = random.SystemRandom()  # which replica is asked first; no result depends on it
@@ -104,7 +109,8 @@ class RemoteVerifier:
     ) -> list[Judgement]:
         host = f"[{address}]" if ":" in address else address
         url = f"{self._scheme}://{host}:{self._port}/judge"
-        async with session.post(url, json=body, headers={"Host": f"{self._host}:{self._port}"}) as answer:
+        headers = {"Host": f"{self._host}:{self._port}"}
+        async with session.post(url, json=body, headers=headers, allow_redirects=False) as answer:
             if answer.status in (400, 413):
                 raise SandboxError(f"the sandbox service refuses the cases: {await answer.text()}")
             if answer.status != 200:

@@ -58,7 +58,7 @@ class Vllm:
             cards = json.loads(text)["data"]
             # The base model's card has no parent.
             return {str(card["id"]): str(card["root"]) for card in cards if card.get("parent") is not None}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ServingError("vllm", f"{self.url}/v1/models is not vLLM's: {_said(status, text)}") from error
 
     async def load(self, name: str, path: str) -> None:
@@ -91,7 +91,9 @@ class Vllm:
     async def _ask(self, method: str, path: str, body: dict[str, str] | None, seconds: float) -> tuple[int, str]:
         try:
             timeout = aiohttp.ClientTimeout(total=seconds)
-            async with self._session.request(method, self.url + path, json=body, timeout=timeout) as answer:
+            async with self._session.request(
+                method, self.url + path, json=body, timeout=timeout, allow_redirects=False
+            ) as answer:
                 return answer.status, await answer.text(errors="replace")
         except aiohttp.ClientConnectorError as error:
             reason = error.os_error.strerror or error.os_error
@@ -107,6 +109,6 @@ def _said(status: int, text: str) -> str:
     try:
         answer = json.loads(text)
         text = str(answer.get("error", answer).get("message", text))
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         pass
     return f"it answered {status} {' '.join(text.split())[:300]}".rstrip()
