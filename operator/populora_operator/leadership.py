@@ -163,13 +163,16 @@ class Leadership:
 
     async def _release(self) -> None:
         """Give the Lease back if it is still held; nothing writes any more at this point."""
-        if not self.leading:
-            return
         self._valid_until = float("-inf")
-        spec = {**(self._lease.get("spec") or {}), "holderIdentity": "", "leaseDurationSeconds": 1}
         with contextlib.suppress(ClusterError, TimeoutError):
-            async with asyncio.timeout(self._settings.retry_period):
-                self._lease = await self._cluster.replace(LEASE, self._named(spec))
+            async with asyncio.timeout(self._settings.renew_deadline):
+                while (spec := self._lease.get("spec") or {}).get("holderIdentity") == self._settings.identity:
+                    try:
+                        free = self._named({**spec, "holderIdentity": "", "leaseDurationSeconds": 1})
+                        self._lease = await self._cluster.replace(LEASE, free)
+                    except ConflictError:
+                        # A renewal that was cut off may have arrived, or another replica has taken the Lease.
+                        await self._look()
 
 
 def _version(lease: Object) -> str:

@@ -41,13 +41,15 @@ class Flaky:
     """Passes on to a cluster unless the network is cut."""
 
     def __init__(self, inner: FakeCluster) -> None:
-        self.inner, self.cut, self.slow = inner, False, 0.0
+        self.inner, self.cut, self.slow, self.late = inner, False, 0.0, 0.0
 
     async def _pass(self, request: Callable[[], Any]) -> Any:
         await asyncio.sleep(self.slow)
         if self.cut:
             raise UnavailableError("no route to host")
-        return await request()
+        answer = await request()
+        await asyncio.sleep(self.late)
+        return answer
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Any:
         return await self._pass(lambda: self.inner.get(kind, namespace, name))
@@ -91,6 +93,35 @@ def test_a_leader_that_stops_hands_over_at_once() -> None:
         await second.stop()
         assert second.terms[0][0] - stopped <= 2.5
         assert cluster.one(LEASE, "lease")["spec"]["leaseTransitions"] == 1
+
+    run(story())
+
+
+def test_a_leader_that_stops_while_a_renewal_has_arrived_and_is_not_answered_frees_the_lease() -> None:
+    async def story() -> None:
+        cluster = FakeCluster()
+        network = Flaky(cluster)
+        first = Replica(network, "first")
+        await asyncio.sleep(0.5)
+        taken = cluster.one(LEASE, "lease")
+        network.late = 1.0
+        await asyncio.sleep(2)
+        assert cluster.one(LEASE, "lease") != taken
+        await first.stop()
+        assert cluster.one(LEASE, "lease")["spec"]["holderIdentity"] == ""
+
+    run(story())
+
+
+def test_a_leader_that_stops_leaves_the_lease_to_another_that_has_taken_it() -> None:
+    async def story() -> None:
+        cluster = FakeCluster()
+        first = Replica(cluster, "first")
+        await asyncio.sleep(0.5)
+        lease = cluster.one(LEASE, "lease")
+        await cluster.replace(LEASE, {**lease, "spec": {**lease["spec"], "holderIdentity": "second"}})
+        await first.stop()
+        assert cluster.one(LEASE, "lease")["spec"]["holderIdentity"] == "second"
 
     run(story())
 
