@@ -82,3 +82,33 @@ def test_a_place_that_cannot_be_is_refused(tmp_path):
     variables = torchrun_variables(1, 2, 29500) | {"MASTER_ADDR": ""}
     result = invoke(tmp_path, env=variables)
     assert "MASTER_ADDR or MASTER_PORT is missing while WORLD_SIZE is set" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("MASTER_PORT", "99999", "1 to 65535"),
+        ("MASTER_PORT", "port", "1 to 65535"),
+        ("POPULORA_RANK_TIMEOUT_SECONDS", "soon", "0.1 to 86400"),
+        ("POPULORA_RANK_TIMEOUT_SECONDS", "nan", "0.1 to 86400"),
+    ],
+)
+def test_a_variable_that_is_no_number_is_named(tmp_path, name, value, allowed):
+    result = invoke(tmp_path, env=torchrun_variables(1, 2, 29500) | {name: value})
+    assert isinstance(result.exception, RanksError)
+    assert str(result.exception) == f"{name} is {value}; allowed are {allowed}"
+
+
+@pytest.mark.parametrize("option", [("--node", "1"), ("--rendezvous", "a:1")])
+def test_an_option_for_several_machines_is_refused_for_one(launched, tmp_path, option):
+    result = invoke(tmp_path, *option)
+    assert f"{' '.join(option)} is for several machines, and --nodes is 1" in str(result.exception)
+    assert invoke(tmp_path, *option, "--ranks", "2").exception is not None
+    assert launched == []
+
+
+@pytest.mark.parametrize("grace", ["nan", "-1", "soon"])
+def test_a_grace_that_is_no_time_is_refused(tmp_path, grace):
+    result = invoke(tmp_path, "--grace", grace)
+    assert result.exit_code == 2
+    assert "Invalid value for '--grace'" in result.output

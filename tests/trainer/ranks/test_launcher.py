@@ -91,6 +91,20 @@ pathlib.Path({str(tmp_path)!r}, os.environ["RANK"]).write_text(" ".join(os.envir
     assert places == [f"0 4 0 2 {port}", f"1 4 1 2 {port}", f"2 4 0 2 {port}", f"3 4 1 2 {port}"]
 
 
+def test_ranks_of_one_machine_can_be_reached_from_no_other():
+    program = (
+        "import os\n"
+        "if os.environ['RANK'] == '0':\n"
+        "    port = format(int(os.environ['MASTER_PORT']), '04X')\n"
+        "    rows = [line.split() for name in ('tcp', 'tcp6') for line in open('/proc/net/' + name)]\n"
+        "    print(*(row[1] for row in rows if row[3] == '0A' and row[1].endswith(':' + port)))\n"
+        "    print(os.environ['GLOO_SOCKET_IFNAME'])\n"
+    )
+    code, output = run(program, ranks=2)
+    where, interface = output.split()
+    assert (code, where.partition(":")[0], interface) == (0, "0100007F", "lo")  # 127.0.0.1 in the kernel's order
+
+
 def test_a_refused_manifest_and_a_killed_process_are_told_apart():
     code, output = run("import os, sys; sys.exit(42 * (os.environ['RANK'] == '0'))", ranks=2)
     assert (code, output) == (42, "")

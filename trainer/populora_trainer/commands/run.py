@@ -10,6 +10,7 @@ import click
 
 from populora_api import ManifestError, PopulationRun, Services, local_refusals, name_of, parse_manifest, read_text
 from populora_trainer.errors import PopuloraError
+from populora_trainer.parameters import Seconds
 from populora_trainer.ranks.world import World, world_from
 from populora_trainer.storage.local import LocalStore
 
@@ -62,13 +63,13 @@ from populora_trainer.storage.local import LocalStore
 )
 @click.option(
     "--grace",
-    type=click.FloatRange(min=0),
+    type=Seconds(min=0),
     metavar="SECONDS",
     help="After a signal, leave a step that takes longer than this at the last checkpoint. [default: wait for it]",
 )
 @click.option(
     "--ranks",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, 256),
     default=1,
     show_default=True,
     help="Processes on this machine that share each step: as many as it has GPUs.",
@@ -136,6 +137,7 @@ def command(
     world = world_from(os.environ)
     if not world.leads:
         click.get_current_context().exit(_follow(run, world, listen, services))
+    _check_machines(nodes, node, rendezvous)
     _check_serving(run, services)
     _check_places(run, leave_status)
     if world.size == 1 and ranks * nodes > 1:
@@ -209,6 +211,19 @@ def _follow(run: PopulationRun, world: World, listen: str | None, services: Serv
         from populora_trainer.following import follow
 
         return follow(run, world, endpoint, services)
+
+
+def _check_machines(nodes: int, node: int, rendezvous: str | None) -> None:
+    """Refuse options that would be passed over, so that no machine trains the whole run by mistake.
+
+    A number that a Job gives its pod may mean something else, e.g. which of several runs it is.
+    """
+    if nodes > 1:
+        return
+    numbered = click.get_current_context().get_parameter_source("node") is click.core.ParameterSource.COMMANDLINE
+    given = f"--rendezvous {rendezvous}" if rendezvous is not None else f"--node {node}"
+    if rendezvous is not None or (node and numbered):
+        raise PopuloraError(f"{given} is for several machines, and --nodes is 1")
 
 
 def _check_serving(run: PopulationRun, services: Services) -> None:

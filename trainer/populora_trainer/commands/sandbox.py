@@ -3,39 +3,22 @@
 import asyncio
 import contextlib
 import json
-import math
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, TextIO, get_args
+from typing import TextIO, get_args
 
 import click
 
 from populora_trainer.diagnostics.endpoint import parse_listen
 from populora_trainer.errors import PopuloraError
+from populora_trainer.parameters import Seconds
 from populora_trainer.sandbox import Case, Judgement, SandboxPool
 from populora_trainer.sandbox.kernel import REQUIRED_LAYERS
 from populora_trainer.sandbox.verdicts import TaskType
 
 _IN_FLIGHT_PER_WORKER = 16
 _FIELDS = ("id", "task", "program", "input", "inputs", "answer")
-
-
-class Seconds(click.FloatRange):
-    """A time within bounds; NaN, which no comparison puts outside of them, is refused too."""
-
-    name = "seconds"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the number.
-
-        Raises:
-            click.BadParameter: it is none, or out of bounds.
-        """
-        seconds = float(super().convert(value, param, ctx))
-        if math.isnan(seconds):
-            self.fail(f"{value} is no number of seconds", param, ctx)
-        return seconds
 
 
 class CaseError(PopuloraError):

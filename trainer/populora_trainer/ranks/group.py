@@ -1,5 +1,6 @@
 """What the ranks of a run exchange: rank 0 hands out commands, all add up gradients, rank 0 takes in results."""
 
+import math
 import os
 import secrets
 from collections.abc import Iterator, Sequence
@@ -156,9 +157,11 @@ def joined(world: World, *, on_gpus: bool) -> Iterator[Group]:
     host = os.environ.get("MASTER_ADDR", "")
     if not host or not os.environ.get("MASTER_PORT"):
         raise RanksError("MASTER_ADDR or MASTER_PORT is missing while WORLD_SIZE is set; torchrun sets both")
+    _number("MASTER_PORT", 1, 65535)
+    limit = _number(TIMEOUT_VARIABLE, 0.1, 86400) if os.environ.get(TIMEOUT_VARIABLE) else LIMIT_SECONDS
     try:
         dist.init_process_group("gloo", rank=world.rank, world_size=world.size, timeout=_MEET)
-        lifeline = _lifeline(world, host)
+        lifeline = _lifeline(world, host, limit)
     except RuntimeError as error:
         sentence = " ".join(str(error).split())[:300]
         raise RanksError(f"rank {world.rank} cannot meet the others of {world.size}: {sentence}") from error
@@ -174,8 +177,19 @@ def joined(world: World, *, on_gpus: bool) -> Iterator[Group]:
         lifeline.leave()
 
 
-def _lifeline(world: World, host: str) -> Lifeline:
-    limit = float(os.environ.get(TIMEOUT_VARIABLE) or LIMIT_SECONDS)
+def _number(name: str, least: float, most: float) -> float:
+    """Return the number in a variable of the environment."""
+    text = os.environ[name]
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not least <= number <= most:
+        raise RanksError(f"{name} is {text[:40]}; allowed are {least:g} to {most:g}")
+    return number
+
+
+def _lifeline(world: World, host: str, limit: float) -> Lifeline:
     if world.leads:
         with listen(world.nodes) as server:
             token = secrets.token_hex(16)

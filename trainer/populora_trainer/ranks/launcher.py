@@ -8,6 +8,7 @@ as a Job with a podFailurePolicy, can tell a wrong manifest (42) from an orderly
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -67,6 +68,9 @@ def launch(
             logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     # The agent answers these two by ending its processes; the others are this module's.
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGHUP,SIGQUIT"
+    if nodes == 1 and (loopback := {name for _, name in socket.if_nameindex()} & {"lo", "lo0"}):
+        # Gloo believes whoever connects to it: where all ranks are here, nobody else can.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback.pop())
     with _signals() as inbox:
         meeting = Meeting(nodes, node, host, port, say=say, check=inbox.check, patience_seconds=patience_seconds)
         agent = LocalElasticAgent(

@@ -79,8 +79,8 @@ class Meeting(RendezvousHandler):
     def _serve(self) -> TCPStore:
         address = f"{self.host}:{self.port}"
         try:
-            store = TCPStore("127.0.0.1", self.port, is_master=True, wait_for_workers=False, timeout=_STORE)
-        except RuntimeError as error:
+            store = _store_here(self.port) if self.nodes == 1 else _store_for_all(self.port)
+        except (RuntimeError, OSError) as error:
             raise RanksError(f"the rendezvous cannot be served at {address}: {_sentence(error)}") from error
         others = range(1, self.nodes)
         while missing := [node for node in others if not store.check([_key(node)])]:
@@ -151,6 +151,25 @@ class Meeting(RendezvousHandler):
     def shutdown(self) -> bool:
         """Do nothing: the store ends with its process."""
         return True
+
+
+def _store_here(port: int) -> TCPStore:
+    """Serve a store to this machine alone: nothing in it is asked who it is, and it leads ranks to one another."""
+    with socket.create_server(("127.0.0.1", port)) as server:
+        bound = int(server.getsockname()[1])
+        # The store takes the descriptor over, and would bind to every interface by itself.
+        return TCPStore(
+            "127.0.0.1",
+            bound,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=_STORE,
+            master_listen_fd=server.detach(),
+        )
+
+
+def _store_for_all(port: int) -> TCPStore:
+    return TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, timeout=_STORE)
 
 
 def _key(node: int) -> str:
