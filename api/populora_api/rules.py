@@ -82,6 +82,12 @@ RULES: tuple[Rule, ...] = (
         allowed="at least training.maxPromptTokens + training.maxResponseTokens, so that the longest sequence fits",
     ),
     Rule(
+        field="training.temperature",
+        cel="self.inference.engine != 'VLLM' || self.training.temperature >= 0.01",
+        holds=lambda s: s.inference.engine != "VLLM" or s.training.temperature >= 0.01,
+        allowed="at least 0.01 where inference.engine is VLLM, which takes any lower temperature for 0.01",
+    ),
+    Rule(
         field="evolution.operators",
         cel="self.evolution.operators.exists(o, o.weight > 0.0)",
         holds=lambda s: any(o.weight > 0 for o in s.evolution.operators),

@@ -53,6 +53,10 @@ KEPT_AND_BROKEN = {
         {"training": {"maxPromptTokens": 100, "maxResponseTokens": 28, "tokensPerMicroBatch": 128}},
         {"training": {"maxPromptTokens": 100, "maxResponseTokens": 29, "tokensPerMicroBatch": 128}},
     ),
+    ("training.temperature", 0): (
+        {"training": {"temperature": 0.01}},
+        {"training": {"temperature": 0.009}},
+    ),
     ("evolution.operators", 0): (
         {"evolution": {"operators": [{"id": "M1", "weight": 0}, {"id": "C1", "weight": 0.001}]}},
         {"evolution": {"operators": [{"id": "M1", "weight": 0}, {"id": "C1", "weight": 0}]}},
@@ -108,6 +112,7 @@ small = st.integers(2, 48)
     training=st.fixed_dictionaries(
         {"freezeTeachers": st.booleans(), "proposalsPerPrompt": small},
         optional={
+            "temperature": st.sampled_from([0.001, 0.01, 1, 2]),
             "teacherLearningRate": st.just(0.5),
             "tokensPerMicroBatch": st.integers(64, 100),
             "maxPromptTokens": st.integers(16, 60),
@@ -118,6 +123,7 @@ small = st.integers(2, 48)
     problems=small,
     weights=st.lists(st.sampled_from([0, 1, 0.5]), min_size=1, max_size=3),
     held_out=st.integers(0, 1),
+    engine=st.sampled_from(["VLLM", "Transformers"]),
     storage=st.fixed_dictionaries(
         {"uri": st.sampled_from(["file:///s3://", "s3://bucket/file"])},
         optional={
@@ -128,7 +134,7 @@ small = st.integers(2, 48)
     ),
 )
 def test_python_and_cel_agree_on_any_spec(
-    cel, mode, base, members, training, types, problems, weights, held_out, storage
+    cel, mode, base, members, training, types, problems, weights, held_out, engine, storage
 ):
     spec = spec_of(
         mode=mode,
@@ -138,6 +144,7 @@ def test_python_and_cel_agree_on_any_spec(
         tasks={"types": sorted(types), "problemsPerMatchup": problems},
         evolution={"operators": [{"id": f"M{i + 1}", "weight": weight} for i, weight in enumerate(weights)]},
         evaluation={"heldOut": {"problems": held_out}},
+        inference={"engine": engine},
         storage=storage,
     )
     plain = spec.model_dump(mode="json", exclude_none=True)

@@ -15,8 +15,8 @@ def command() -> None:
 def delete(place: str, endpoint: str | None, region: str | None) -> None:
     """Delete every object of the run in DIR or under URI. What is gone already is no error, so it can be repeated.
 
-    Anything else than a run is left alone: there must be a run.yaml, or nothing but parts of a run. The run.yaml goes
-    last, so that a deletion that was interrupted can be taken up.
+    Anything else than a run is left alone: nothing is deleted where something lies that is no part of one. The run.yaml
+    goes last, so that a deletion that was interrupted can be taken up.
     """
     from populora_trainer.storage.removal import delete_run
 
