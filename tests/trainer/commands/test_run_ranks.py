@@ -112,3 +112,10 @@ def test_a_grace_that_is_no_time_is_refused(tmp_path, grace):
     result = invoke(tmp_path, "--grace", grace)
     assert result.exit_code == 2
     assert "Invalid value for '--grace'" in result.output
+
+
+@pytest.mark.parametrize("address", ["http://[::1", "http://a:99999", "sandbox:8080", "http://me:it@a"])
+def test_a_sandbox_that_is_no_address_is_refused_before_anything_starts(launched, tmp_path, address):
+    result = invoke(tmp_path, "--sandbox", address, "--ranks", "2")
+    assert f"the sandbox service {address!r} is not an address: http://HOST[:PORT] is allowed" in str(result.exception)
+    assert launched == []

@@ -20,6 +20,7 @@ def hasty(monkeypatch) -> None:
     monkeypatch.setattr(rendezvous, "NOTICE_SECONDS", 0.0)
     monkeypatch.setattr(rendezvous, "FIRST_NOTICE_SECONDS", 0.0)
     monkeypatch.setattr(rendezvous, "_POLL_SECONDS", 0.02)
+    monkeypatch.setattr(rendezvous, "_LEAVE_SECONDS", PATIENCE_SECONDS)
     monkeypatch.setattr(rendezvous, "_RETRY_SECONDS", 0.05)
 
 
@@ -136,3 +137,16 @@ def test_a_node_alone_meets_itself_at_any_port():
     info = Node(1, 0, 0).done().info
     assert (info.rank, info.world_size) == (0, 1)
     assert info.bootstrap_store_info.master_port > 0
+
+
+def test_node_0_leaves_last():
+    port = free_port()
+    first, second = [node.done() for node in (Node(2, 0, port), Node(2, 1, port))]
+    leaving = threading.Thread(target=first.meeting.leave)
+    leaving.start()
+    assert second.info is not None
+    second.info.store.set("asked", "late")  # its store is still there
+    assert leaving.is_alive()
+    second.meeting.leave()
+    leaving.join(PATIENCE_SECONDS)
+    assert not leaving.is_alive()

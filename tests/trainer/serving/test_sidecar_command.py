@@ -185,11 +185,10 @@ def test_a_folder_that_holds_something_else_is_left_alone(tmp_path):
         (tmp_path / "base" / "more").unlink(missing_ok=True)
 
 
-def test_an_unknown_base_is_named(tmp_path):
-    done = CliRunner().invoke(base_command, ["builtin://mega", "--output", str(tmp_path / "base")])
-    assert "There is no embedded base builtin://mega; allowed: builtin://nano, builtin://nano-raw." in str(
-        done.exception
-    )
+@pytest.mark.parametrize("name", ["builtin://mega", "hf://mega/base"])
+def test_an_unknown_base_is_named(name, tmp_path):
+    done = CliRunner().invoke(base_command, [name, "--output", str(tmp_path / "base")])
+    assert f"There is no embedded base {name}; allowed: builtin://nano, builtin://nano-raw." in str(done.exception)
     assert not (tmp_path / "base").exists()
 
 

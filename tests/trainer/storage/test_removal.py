@@ -19,6 +19,8 @@ def test_a_run_is_deleted_whole_and_a_second_time_is_no_error(tmp_path):
     assert delete_run(str(tmp_path / "run")) == stored
     assert LocalStore(tmp_path / "run").list() == []
     assert delete_run(f"file://{tmp_path}/run") == 0
+    assert delete_run(f"file://{tmp_path}/never") == 0
+    assert not (tmp_path / "never").exists()
     assert delete_run(str(tmp_path / "never")) == 0
     assert (tmp_path / "beside").read_text() == "stays"
 

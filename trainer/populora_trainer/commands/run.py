@@ -228,6 +228,10 @@ def _check_machines(nodes: int, node: int, rendezvous: str | None) -> None:
 
 def _check_serving(run: PopulationRun, services: Services) -> None:
     """Refuse an address that is none, or of servers that nobody would ask."""
+    if services.sandbox_url is not None:
+        from populora_trainer.sandbox.remote import RemoteVerifier
+
+        RemoteVerifier(services.sandbox_url)
     if services.serving is None:
         return
     if run.spec.inference.engine == "VLLM":

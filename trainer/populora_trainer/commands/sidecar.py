@@ -92,7 +92,7 @@ def _storage(run: str, endpoint: str | None, region: str | None) -> "Callable[[]
         ManifestError: RUN is a manifest, and wrong.
         StorageError: RUN can't be a run's place.
     """
-    from populora_trainer.storage.run import check_place, open_store
+    from populora_trainer.storage.run import folder_of, open_store
 
     if "://" not in run and not Path(run).is_dir() and (Path(run).suffix in _MANIFESTS or Path(run).exists()):
         from populora_api import load_manifest
@@ -106,5 +106,5 @@ def _storage(run: str, endpoint: str | None, region: str | None) -> "Callable[[]
             )
         storage = spec.storage
         run, endpoint, region = storage.uri, endpoint or storage.endpoint, region or storage.region
-    check_place(run)
+    folder_of(run)  # what can be no run's place is refused now, not again and again
     return lambda: open_store(run, create=True, endpoint=endpoint, region=region, tries=_TRIES)

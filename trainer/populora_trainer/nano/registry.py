@@ -64,7 +64,8 @@ def copy_builtin(name: str, folder: Path) -> None:
 def _known(name: str) -> str:
     short = name.removeprefix(SCHEME)
     if short not in NOTICES:
+        given = name if "://" in name else SCHEME + name
         raise PopuloraError(
-            f"There is no embedded base {SCHEME}{short}; allowed: {', '.join(SCHEME + key for key in NOTICES)}."
+            f"There is no embedded base {given}; allowed: {', '.join(SCHEME + key for key in NOTICES)}."
         )
     return short

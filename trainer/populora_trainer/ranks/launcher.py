@@ -93,6 +93,8 @@ def launch(
             return 128 + (inbox.first or signal.SIGTERM)
         except SignalException as error:
             return 128 + error.sigval
+        if not result.failures:
+            meeting.leave()
         failures = {rank: failure.exitcode for rank, failure in result.failures.items()}
         for rank, code in sorted(failures.items()):
             if code < 0 and -code != signal.SIGTERM:

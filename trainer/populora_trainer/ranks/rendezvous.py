@@ -11,6 +11,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined] # as documented
@@ -26,6 +27,7 @@ FIRST_NOTICE_SECONDS = 5.0
 _POLL_SECONDS = 0.2
 _RETRY_SECONDS = 1.0
 _STORE = timedelta(seconds=30)
+_LEAVE_SECONDS = 5.0
 _GO = "go"
 
 
@@ -124,6 +126,19 @@ class Meeting(RendezvousHandler):
             self._say(sentence)
         time.sleep(_POLL_SECONDS)
 
+    def leave(self) -> None:
+        """Say that this node asks the store nothing more; node 0, whose store ends with it, hears the others out."""
+        if self._store is None:
+            return
+        with suppress(RuntimeError):
+            if self.node:
+                self._store.set(_left(self.node), "")
+                return
+            deadline = time.monotonic() + _LEAVE_SECONDS
+            others = [_left(node) for node in range(1, self.nodes)]
+            while others and not self._store.check(others) and time.monotonic() < deadline:
+                time.sleep(_POLL_SECONDS / 4)
+
     def get_backend(self) -> str:
         """Return the name of this kind of rendezvous."""
         return "populora"
@@ -174,6 +189,10 @@ def _store_for_all(port: int) -> TCPStore:
 
 def _key(node: int) -> str:
     return f"node/{node}"
+
+
+def _left(node: int) -> str:
+    return f"left/{node}"
 
 
 def _sentence(error: Exception) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from populora_trainer.errors import StorageError
 from populora_trainer.storage.local import LocalStore
-from populora_trainer.storage.run import RUN_MANIFEST, open_store
+from populora_trainer.storage.run import RUN_MANIFEST, folder_of, open_store
 from populora_trainer.storage.store import ObjectStore
 
 _FILES = frozenset(
@@ -23,9 +23,10 @@ def delete_run(place: str, *, endpoint: str | None = None, region: str | None = 
     Raises:
         StorageError: something else is stored there too, another process trains the run, or it can't be deleted.
     """
-    if "://" not in place and not Path(place).exists():
+    folder = folder_of(place)
+    if folder is not None and not folder.exists():
         return 0
-    store = open_store(place, endpoint=endpoint, region=region, create=place.startswith("file://"))
+    store = open_store(place, endpoint=endpoint, region=region)
     if isinstance(store, LocalStore):
         # At the first look: taking the lock of a folder and listing it go through everything in it.
         _refuse_foreign(store, _top(Path(store.location)))

@@ -136,34 +136,33 @@ def open_store(
     Raises:
         StorageError: another scheme, or a folder that does not exist and shall not be made.
     """
-    check_place(place)
-    if "://" not in place:
-        return LocalStore(place, create=create)
+    folder = folder_of(place)
+    if folder is not None:
+        return LocalStore(folder, create=create)
     parts = urlsplit(place)
-    if parts.scheme == "file":
-        return LocalStore(Path(unquote(parts.path)), create=create)
     # boto3 takes a noticeable part of a second to load.
     from populora_trainer.storage.s3 import S3Store
 
     return S3Store(parts.netloc, parts.path.strip("/"), endpoint=endpoint, region=region, tries=tries)
 
 
-def check_place(place: str) -> None:
-    """Refuse what is neither a folder nor a URI of one or of a bucket.
+def folder_of(place: str) -> Path | None:
+    """Return the folder that a path or URI names; None where it names a bucket.
 
     Raises:
-        StorageError: it is something else.
+        StorageError: it is neither.
     """
     if "://" not in place:
-        return
+        return Path(place)
     try:
         parts = urlsplit(place)
     except ValueError:  # brackets without an IPv6 address between them
         parts = urlsplit("")
-    if not (parts.scheme == "file" and parts.netloc in ("", "localhost")) and not (
-        parts.scheme == "s3" and parts.netloc
-    ):
-        raise StorageError(f"{place} can't hold a run: a folder, file:///FOLDER or s3://BUCKET/PREFIX can")
+    if parts.scheme == "file" and parts.netloc in ("", "localhost"):
+        return Path(unquote(parts.path))
+    if parts.scheme == "s3" and parts.netloc:
+        return None
+    raise StorageError(f"{place} can't hold a run: a folder, file:///FOLDER or s3://BUCKET/PREFIX can")
 
 
 def existing_run(place: str) -> ObjectStore:
