@@ -57,9 +57,11 @@ class BrokenStore:
     def __init__(self, store: ObjectStore) -> None:
         self.store = store
         self.broken = False
+        self.reads = 0
         self.location = store.location
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        self.reads += 1
         if self.broken:
             raise StorageError(f"can't read {self.location}/{key} after 3 tries: connection refused")
         return self.store.get(key, start, length)

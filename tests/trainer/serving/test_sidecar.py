@@ -328,3 +328,33 @@ def test_a_call_that_hangs_is_given_up_and_tried_again(path, tmp_path):
         await made.until_serves(published)
 
     play(tmp_path, scene)
+
+
+def test_a_flood_of_requests_to_look_floods_neither_the_storage_nor_vllm(tmp_path):
+    async def scene(made: Rig):
+        loop = asyncio.get_running_loop()
+        await made.until(lambda: made.sidecar.unready() is None, "readiness")
+        began, reads, calls = loop.time(), made.store.reads, len(made.vllm.calls)
+        while loop.time() < began + 0.3:
+            made.sidecar.refresh()
+            await asyncio.sleep(0)
+        turns = (loop.time() - began) / 0.02 + 2
+        assert made.store.reads - reads <= turns
+        assert len(made.vllm.calls) - calls <= 2 * turns  # its health, and what it serves
+        await made.until_serves(made.trainer.publish(1, t0="one"))
+
+    play(tmp_path, scene, replace(LIMITS, interval=30.0))
+
+
+def test_what_a_user_keeps_in_the_folder_stays(tmp_path):
+    mine = tmp_path / "adapters" / "papers"
+    mine.mkdir(parents=True)
+    (mine / "one.pdf").write_text("mine")
+
+    async def scene(made: Rig):
+        for step in (1, 2, 3):
+            await made.until_serves(made.trainer.publish(step, t0=f"weights {step}"))
+        await made.turns()
+        assert (mine / "one.pdf").read_text() == "mine"
+
+    play(tmp_path, scene)

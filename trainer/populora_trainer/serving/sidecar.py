@@ -28,6 +28,8 @@ from populora_trainer.storage.store import MissingObject, ObjectStore
 
 log = logging.getLogger(__name__)
 
+_LEAST_PAUSE = 0.02  # seconds
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -329,6 +331,8 @@ def _unless_silent(error: ServingError) -> ServingError:
 
 
 async def _pause(event: asyncio.Event, seconds: float) -> None:
+    """Wait until the event, or for so long; but a moment at least, however often others ask for a look."""
+    await asyncio.sleep(_LEAST_PAUSE)
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()
