@@ -137,12 +137,12 @@ def test_a_sidecar_that_was_started_again_uses_what_its_folder_holds(vllm, store
         sidecar.until_serves(published.sha256)
     for name in served(vllm.url):
         ask(f"{vllm.url}/v1/unload_lora_adapter", {"lora_name": name})
-    (adapters / ".part-left").mkdir()
+    (adapters / ".populora-part-left").mkdir()
     weights = adapters / published.adapters[0].digest / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-4])
     with sidecar_process(str(tmp_path / "run"), vllm.url, adapters) as sidecar:
         sidecar.until_serves(published.sha256)
-        assert not (adapters / ".part-left").exists()
+        assert not (adapters / ".populora-part-left").exists()
         size = sum(store.size(published.adapters[0].key(file)) for file in published.adapters[0].files)
         assert f"populora_sidecar_download_bytes_total {float(size)}" in ask(f"{sidecar.url}/metrics")["text"]
         assert set(served(vllm.url)) == set(published.names.values())
