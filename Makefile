@@ -42,9 +42,9 @@ lint: setup ## format, style, types, import contracts
 check: lint ## lint and the fast tests that need no cluster (under two minutes)
 	$(PYTEST) -q -m "not slow" tests/api tests/operator tests/trainer
 
-# Two processes; each of the groups `cluster`, `charts` and `vllm` stays in one of them, with one control plane or server for all its tests.
+# Two processes; folders whose tests share a control plane or a server stay in one of them (tests/conftest.py).
 test: lint binaries vllm ## every check and every test that needs no root
-	OMP_NUM_THREADS=1 $(PYTEST) --numprocesses=2 --dist=loadgroup --durations=15 tests --ignore=tests/images --ignore=tests/e2e
+	OMP_NUM_THREADS=1 $(PYTEST) --numprocesses=2 --dist=loadscope --durations=15 tests --ignore=tests/images --ignore=tests/e2e
 
 e2e: able setup ## the images, and the whole path on a real Kubernetes node made for it (Linux, root; 12 minutes once all is built)
 	$(BIN)/python tests/e2e/prepare.py $(PYTEST) --durations=15 tests/images tests/e2e

@@ -17,13 +17,6 @@ _built: dict[str, ImageArchive] = {}
 _unbuilt: list[str] = []
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep these tests in one worker where pytest-xdist spreads tests."""
-    for item in items:
-        if item.path.is_relative_to(HERE):
-            item.add_marker(pytest.mark.xdist_group("images"))
-
-
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Build what is missing before the first test, outside any test's time limit and where progress is seen."""
     if session.config.option.collectonly or not any(item.path.is_relative_to(HERE) for item in session.items):
