@@ -68,9 +68,9 @@ def local_refusals(run: PopulationRun, services: Services = ALONE) -> list[Probl
                 f"{spec.base_model.uri} needs an object store: builtin://, file:// and hf:// are allowed here",
             )
         )
-    if spec.evaluation.suites and not services.controlled:
+    if spec.evaluation.suites:
         suites = ", ".join(spec.evaluation.suites)
-        found.append(("evaluation.suites", f"{suites} need an evaluation Job: no suites are allowed here"))
+        found.append(("evaluation.suites", f"{suites}: this version runs no benchmarks; no suites are allowed here"))
     if spec.sandbox.runtime_class_name is not None and services.sandbox_url is None:
         found.append(
             (

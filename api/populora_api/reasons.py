@@ -214,7 +214,7 @@ _ALL = (
         ("Failed", "Event"),
         "An evaluation failed; adapters and checkpoints are in storage. The last one's failure fails the run; an "
         "earlier one's is told by an Event, and the run goes on.",
-        "Read the message; `populora evaluate` can be run on the stored run by hand.",
+        "Read the message: what was trained is stored, whatever became of its evaluation.",
     ),
     # Events
     ReasonInfo("Started", ("Event",), "A trainer is started.", _NOTHING),

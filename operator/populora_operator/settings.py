@@ -9,7 +9,7 @@ VERSION = version("populora-operator")
 TRAINER_IMAGE = f"populora/trainer:{VERSION}"
 SANDBOX_IMAGE = f"populora/sandbox:{VERSION}"
 SIDECAR_IMAGE = f"populora/sidecar:{VERSION}"
-SERVING_IMAGE = "vllm/vllm-openai:v0.28.0"
+SERVING_IMAGE = "vllm/vllm-openai:v0.32.0"
 
 
 @dataclass(frozen=True)

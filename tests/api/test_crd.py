@@ -211,9 +211,8 @@ def test_each_shipped_manifest_is_valid_and_named_as_its_file(path):
     assert [run.metadata.name for run in runs] == [path.stem]
 
 
-def test_the_defaults_are_the_papers():
-    run = load_manifest(next(path for path in MANIFESTS if path.stem == "minimal"))
-    spec = run.spec
+def test_the_defaults_are_the_papers(manifest, write):
+    spec = load_manifest(write(manifest)).spec
     assert (spec.mode, spec.population.teachers, spec.population.students) == ("Population", 4, 4)
     assert (spec.adapter.rank, spec.adapter.alpha) == (32, 64)
     assert spec.adapter.target_modules == ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -237,4 +236,4 @@ def test_the_defaults_are_the_papers():
 
 def test_the_minimal_manifest_is_short():
     path = next(path for path in MANIFESTS if path.stem == "minimal")
-    assert len(path.read_text().splitlines()) < 15
+    assert len(path.read_text().splitlines()) <= 15

@@ -235,12 +235,17 @@ def test_vllm_is_refused_only_where_no_address_of_it_is_given(manifest, write):
     assert local_refusals(run, Services(serving="vllm")) == []
 
 
-def test_what_a_controller_sees_to_is_not_refused(manifest, write):
-    manifest["spec"] |= {"evaluation": {"suites": ["mbpp_plus"]}, "sandbox": {"runtimeClassName": "gvisor"}}
+def test_the_isolation_of_a_sandbox_service_is_its_own_affair(manifest, write):
+    manifest["spec"] |= {"sandbox": {"runtimeClassName": "gvisor"}}
     run = load_manifest(write(manifest))
-    left = [problem.field for problem in local_refusals(run, Services(sandbox_url="http://sandbox:8080"))]
-    assert left == ["spec.evaluation.suites"]
-    assert local_refusals(run, Services(sandbox_url="http://sandbox:8080", controlled=True)) == []
+    assert local_refusals(run, Services(sandbox_url="http://sandbox:8080")) == []
+
+
+def test_benchmarks_are_refused_before_a_step_is_paid_for(manifest, write):
+    manifest["spec"] |= {"evaluation": {"suites": ["mbpp_plus"]}}
+    services = Services(sandbox_url="http://sandbox:8080", controlled=True)
+    (problem,) = local_refusals(load_manifest(write(manifest)), services)
+    assert problem.field == "spec.evaluation.suites"
 
 
 def test_fields_without_effect_here_are_listed_if_the_manifest_gives_them(manifest, write):

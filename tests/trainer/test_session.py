@@ -325,7 +325,7 @@ def test_a_runs_identity_cannot_change_and_the_rest_can(scripted: None, tmp_path
     [
         (["inference.engine=VLLM"], "spec.inference.engine", "VLLM needs the address of vLLM servers"),
         (["baseModel.uri=s3://bucket/base"], "spec.baseModel.uri", "s3://bucket/base needs an object store"),
-        (["evaluation.suites=[mbpp_plus]"], "spec.evaluation.suites", "mbpp_plus need an evaluation Job"),
+        (["evaluation.suites=[mbpp_plus]"], "spec.evaluation.suites", "mbpp_plus: this version runs no benchmarks"),
         (
             ["evaluation.heldOut.problems=99999"],
             "spec.evaluation.heldOut.problems",
@@ -342,6 +342,14 @@ def test_what_this_machine_cannot_do_is_refused_before_anything_is_written(
     assert problem.field == field
     assert problem.message.startswith(message)
     assert not (tmp_path / "run").exists()
+
+
+def test_prompts_and_responses_for_which_the_base_has_no_positions_are_refused_before_the_first_step(tmp_path):
+    with pytest.raises(ManifestError) as caught:
+        train(tmp_path, "training.maxPromptTokens=500", "training.maxResponseTokens=13")
+    (problem,) = caught.value.problems
+    assert problem.field == "spec.training.maxPromptTokens"
+    assert problem.message == "500 and maxResponseTokens 13 are not allowed: builtin://nano has 512 positions"
 
 
 def test_a_folder_that_holds_something_else_is_refused(tmp_path: Path) -> None:

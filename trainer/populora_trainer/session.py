@@ -242,6 +242,7 @@ def open_session(
         if group is not None:
             group.scatter([Begin(environment.threads)] * world.size)
         base = load_base(spec.base_model.uri, spec.base_model.dtype, device=device)
+        refuse(_position_refusals(spec, base))
         members = _members(manifest)
         population = _population(spec, len(members), base)
         settings = _learner_settings(manifest, members)
@@ -435,6 +436,18 @@ def _learner_settings(manifest: PopulationRun, members: Sequence[Member]) -> Lea
         gradient_clip_norm=training.gradient_clip_norm,
         batch_tokens=training.tokens_per_micro_batch,
     )
+
+
+def _position_refusals(spec: Spec, base: Base) -> list[Problem]:
+    """Refuse prompts and responses that together may be longer than what the base model can attend to."""
+    positions = getattr(base.model.config, "max_position_embeddings", None)
+    longest, response = spec.training.max_prompt_tokens, spec.training.max_response_tokens
+    if positions is None or longest + response <= positions:
+        return []
+    text = (
+        f"{longest} and maxResponseTokens {response} are not allowed: {spec.base_model.uri} has {positions} positions"
+    )
+    return [Problem("", "spec.training.maxPromptTokens", text)]
 
 
 def _held_out_refusals(manifest: PopulationRun) -> list[Problem]:

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import shutil
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -146,7 +147,7 @@ def command(
     if once and run.spec.storage.folder is not None:
         # A pipe gives the manifest once; what the run keeps is all of it, with the overrides.
         manifest, overrides = folder / "run.yaml", ()
-    again = ["populora", "run", str(manifest)]
+    again = [_program(), "run", str(manifest)]
     given: dict[str, tuple[str, ...]] = {"--output": (str(folder),) if run.spec.storage.folder is not None else ()}
     given |= {"--set": overrides, "--listen": (listen,) if listen else (), "--allow-missing": allow_missing}
     given["--threads"] = () if threads is None else (str(threads),)
@@ -261,3 +262,9 @@ def _check_places(run: PopulationRun, leave_status: Path | None) -> None:
         if not os.access(place, os.W_OK):
             reason = "is not writable" if os.path.exists(place) else "does not exist"
             raise PopuloraError(f"--leave-status {leave_status}: cannot be written: {place} {reason}")
+
+
+def _program() -> str:
+    """Return what a shell finds this command by: its path, where the environment that it is in is not activated."""
+    called = Path(sys.argv[0])
+    return str(called) if called.name == "populora" and shutil.which("populora") is None else "populora"
