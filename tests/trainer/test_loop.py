@@ -1,8 +1,10 @@
 """The five phases over real weights, the real verifier and rollouts whose worth is known."""
 
 import asyncio
+import random
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +15,11 @@ from populora_api import Spec, load_manifest
 from populora_trainer.learning.update import Learner, LearnerSettings
 from populora_trainer.loop import Trainer
 from populora_trainer.observations import Observations
+from populora_trainer.population import child_report
+from populora_trainer.population.factors import Pair
 from populora_trainer.population.lora import LoraPopulation
 from populora_trainer.population.members import founders, single_agent
+from populora_trainer.population.operators import OPERATORS, breed
 from populora_trainer.population.peft_format import AdapterConfig
 from populora_trainer.rollout.base_model import load_base
 from populora_trainer.sandbox import SandboxPool
@@ -161,8 +166,54 @@ def test_evolution_replaces_the_lowest_rated_of_each_role_and_starts_its_child_a
     ]
 
 
+@pytest.fixture(scope="module")
+def grown(pool: SandboxPool) -> Played:
+    """Four teachers and a student with weights and ratings that are all different; nothing was played."""
+    grown = Played(pool, "population.teachers=4", "population.students=1", "evolution.replaceFraction=0.5")
+    generator = torch.Generator().manual_seed(0)
+    for slot in range(5):
+        factors = grown.population.factors(slot)
+        grown.population.set_factors(
+            slot,
+            {path: Pair(*(torch.randn(one.shape, generator=generator) for one in factors[path])) for path in factors},
+        )
+    return grown
+
+
+@pytest.mark.parametrize("id", OPERATORS)
+def test_record_report_and_operator_take_a_childs_parents_in_one_order(grown, id):
+    trainer, chance = grown.trainer, random.Random(id)
+    trainer.spec = load_manifest(
+        MANIFEST, ("evolution.replaceFraction=0.5", f'evolution.operators=[{{"id": "{id}"}}]')
+    ).spec
+    orders = set()
+    for _ in range(5):
+        rated = trainer.members = tuple(replace(one, mu=chance.uniform(20, 40), sigma=2.0) for one in trainer.members)
+        before = {member.name: grown.population.factors(slot) for slot, member in enumerate(rated)}
+        step = max(member.born_step for member in rated) + 1
+        for record in trainer._evolve(step):
+            if record["event"] != "birth":
+                continue
+            names = [parent["name"] for parent in record["parents"]]
+            parents, slot = [before[name] for name in names], record["slot"]
+            child = grown.population.factors(slot)
+            again = breed(id, parents, torch.Generator().manual_seed(record["seed"]))
+            assert all(torch.equal(child[path].B, again[path].B) for path in child)
+            for parent, measured in zip(parents, record["diagnostics"]["parents"], strict=True):
+                assert measured == asdict(child_report.report([parent], child).parents[0])
+            member = trainer.members[slot]
+            assert (list(member.parents), member.born_step, record["step"]) == (names, step, step)
+            fitness = [parent["lcb"] for parent in record["parents"]]
+            orders.add(fitness == sorted(fitness, reverse=True))
+    wanted = {"first": {True}, "second": {False}}.get(OPERATORS[id].fitter or "")
+    assert orders == (wanted or ({True} if OPERATORS[id].arity == 1 else {True, False}))
+
+
 def test_the_children_play_and_learn_in_the_step_that_they_open(played):
     observed = played.observed[2]
+    assert {member.name: member.born_step for member in observed.after} == {
+        member.name: 3 if member.generation else 1 for member in observed.after
+    }
     births = [record for record in observed.births if record["event"] == "birth"]
     assert [record["step"] for record in births] == [3, 3]
     assert [one.births for one in played.observed[:2]] == [[], []]

@@ -130,20 +130,20 @@ class Trainer:
             step,
             self._chance(step, "evolution"),
             replace_fraction=evolve.replace_fraction,
-            operators=[evolution.Breeding(one.id, OPERATORS[one.id].arity, one.weight) for one in evolve.operators],
+            operators=[
+                evolution.Breeding(one.id, OPERATORS[one.id].arity, one.weight, OPERATORS[one.id].fitter)
+                for one in evolve.operators
+            ],
         )
         records = lineage.ranks(before, step)
         children = []
         for one in plan:
-            operator = OPERATORS[one.operator]
-            slots = list(one.parents)
-            if operator.fitter is not None:
-                slots.sort(key=lambda slot: before[slot].lcb, reverse=operator.fitter == "first")
-            parents = [self.population.factors(slot) for slot in slots]
+            parents = [self.population.factors(slot) for slot in one.parents]
             child = breed(one.operator, parents, torch.Generator().manual_seed(one.seed))
             children.append(child)
             report = asdict(child_report.report(parents, child))
-            records.append(lineage.birth(one, before, parameters=operator.parameters, diagnostics=report))
+            parameters = OPERATORS[one.operator].parameters
+            records.append(lineage.birth(one, before, parameters=parameters, diagnostics=report))
         for one, child in zip(plan, children, strict=True):
             self.population.set_factors(one.slot, child)
             self.learner.reset(one.slot)

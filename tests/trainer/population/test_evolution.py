@@ -149,6 +149,36 @@ def test_a_lone_survivor_is_mutated_and_crossed_with_the_one_that_goes_only_wher
         assert one.parents == (best, worst)
 
 
+def test_an_operator_that_tells_its_parents_apart_gets_them_in_the_order_of_their_ranks():
+    drawn = set()
+    for seed in range(40):
+        members = rated(5, 1, seed)
+        place = ranked(members, "teacher").index
+        plans = {
+            fitter: evolve(members, seed=seed, fraction=0.4, operators=[Breeding("X3", 2, 1.0, fitter)])
+            for fitter in (None, "first", "second")
+        }
+        for as_drawn, first, second in zip(*plans.values(), strict=True):
+            assert list(first.parents) == sorted(as_drawn.parents, key=place)
+            assert second.parents == first.parents[::-1]
+            for one in (as_drawn, first, second):
+                assert one.child.parents == tuple(members[slot].name for slot in one.parents)
+                assert (one.seed, one.child.mu) == (as_drawn.seed, as_drawn.child.mu)
+            drawn.add(as_drawn.parents == first.parents)
+    assert drawn == {True, False}
+
+
+def test_equally_rated_parents_and_a_lone_survivors_mate_have_an_order_as_well():
+    for seed in range(20):
+        for one in evolve(founders(4, 1), seed=seed, operators=[Breeding("X4", 2, 1.0, "second")]):
+            assert one.parents == tuple(sorted(one.parents, reverse=True))
+    members = rated(2, 1)
+    best, worst = ranked(members, "teacher")
+    for fitter, parents in (("first", (best, worst)), ("second", (worst, best))):
+        (one,) = evolve(members, operators=[Breeding("X4", 2, 1.0, fitter)])
+        assert one.parents == parents
+
+
 def test_a_single_member_and_the_single_agent_are_never_replaced():
     assert evolve(rated(1, 1), fraction=0.9) == []
     assert evolve(single_agent(), fraction=0.9) == []

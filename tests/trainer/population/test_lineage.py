@@ -57,6 +57,7 @@ def test_ranks_tell_what_became_of_a_child():
     older = [relative for relative in tree.values() if relative.generation == 1]
     assert older
     for relative in older:
+        assert relative.born_step == 10  # the step that its round opened
         lived_until = relative.died_step or 50
         assert [age for age, _, _ in relative.ranks] == list(range(10, lived_until - 10 + 1, 10))
         assert all(1 <= rank <= size == 4 for _, rank, size in relative.ranks)

@@ -270,7 +270,7 @@ class Life:
     Attributes:
         name: of the member.
         row: its line of succession.
-        born, died: steps; died is the last step drawn for who lives.
+        born, died: the first steps with and without it; died is the last step drawn for who lives.
         parents: names of members in the tree.
         operator: shown at the beginning of the bar; empty for founders.
         colour: number of a colour of the palette.

@@ -173,10 +173,8 @@ def _lives(run: RunData) -> tuple[list[Life], list[str]]:
         died = float(one.died_step) if one.died_step is not None else last
         if (one.operator and one.name not in shown) or died < start:
             continue
-        bred = (
-            f", bred by {one.operator} from {' and '.join(one.parents)} at step {one.born_step}" if one.operator else ""
-        )
-        end = f", replaced at step {one.died_step}" if one.died_step is not None else ", alive"
+        bred = f", bred by {one.operator} from {' and '.join(one.parents)}" if one.operator else ""
+        end = f"to {one.died_step - 1}" if one.died_step is not None else "on, alive"
         lives.append(
             Life(
                 name=one.name,
@@ -186,7 +184,7 @@ def _lives(run: RunData) -> tuple[list[Life], list[str]]:
                 parents=one.parents,
                 operator=one.operator,
                 colour=operators.index(one.operator) % (COLOURS - 1) if one.operator else COLOURS - 1,
-                detail=f"{one.name}{bred}{end}",
+                detail=f"{one.name}{bred}, from step {one.born_step} {end}",
             )
         )
     return lives, sorted({life.row for life in lives}, key=seniority)

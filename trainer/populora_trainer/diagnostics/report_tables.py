@@ -61,7 +61,7 @@ class OperatorRow(NamedTuple):
     operator: str
     children: int
     alive: int
-    retained: float | None  # share still there RETENTION_STEPS after birth, of those born that long ago
+    retained: float | None  # share that lived longer than RETENTION_STEPS, of those born that long ago
     first_rank: float | None  # mean rank at the first round after birth: 0 the best of its role, 1 the worst
     diagnostics: dict[str, float]  # means
 

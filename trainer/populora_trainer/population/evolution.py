@@ -4,6 +4,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from populora_trainer.population.members import PRIOR_SIGMA, Member, Role, child_name, ranked
 
@@ -16,11 +17,13 @@ class Breeding:
         operator: its id, e.g. `"M1"`.
         parents: number of parents that it takes, 1 or 2.
         weight: its chance relative to the others; zero or more.
+        fitter: the place of the better ranked parent, where the operator tells them apart; None leaves them as drawn.
     """
 
     operator: str
     parents: int
     weight: float = 1.0
+    fitter: Literal["first", "second"] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +35,9 @@ class Replacement:
         replaced: the member that goes.
         child: the member that comes, rated at its parents' mean mu with the prior's sigma.
         operator: id of the operator that makes the child's factors.
-        parents: slots of the parents, as many as the operator takes. Where a crossover finds a single survivor, the
-            second is the replaced slot itself, so factors of parents are read before any slot is overwritten.
+        parents: slots of the parents, as many as the operator takes and in the order in which it takes them. Where a
+            crossover finds a single survivor, the other is the replaced slot itself, so factors of parents are read
+            before any slot is overwritten.
         seed: of the operator's generator.
     """
 
@@ -71,12 +75,13 @@ def plan(
     Parents are survivors of the same role, drawn by linear ranking: of k survivors, the best has weight k, the next
     k - 1, the last 1. A crossover draws two different parents. Where only one member survives, operators with one
     parent are used; if there are none, the survivor is crossed with the member that goes. The best of a role is never
-    replaced.
+    replaced. An operator's `fitter` decides which of the drawn parents is its first: the child's record, measures and
+    weights all keep the order of `Replacement.parents`.
 
     Args:
         members: the population, with its ratings.
         generation: number of this round, 1 for the first; it must grow, as children are named by it.
-        step: the training step after which the children exist.
+        step: the training step that the round opens, the first in which the children take part.
         generator: chance, e.g. `choices(seed, step, "evolution")`.
         replace_fraction: share of each role that is replaced, in [0, 1).
         operators: what children are made by, with weights.
@@ -146,6 +151,9 @@ def _replacement(
         weights = [*pool.values()]
         parents += generator.choices(list(pool), weights) if any(weights) else [slot]
         del pool[parents[-1]]
+    if breeding.fitter is not None:
+        places = [*survivors, slot]
+        parents.sort(key=places.index, reverse=breeding.fitter == "second")
     replaced = members[slot]
     child = Member(
         name=child_name(replaced.place, generation),

@@ -1,7 +1,8 @@
 """The family records of a run: what evolution did, how its children fared, and the tree that follows from it.
 
 The records are the lines of `evolution.jsonl`. A `birth` says who was bred from whom; a `rank` says where a child
-stands within its role some steps later.
+stands within its role some steps later. A round of evolution opens a step, and its records carry that step: children
+take part in it, and those they replaced were last in the step before.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,13 +21,14 @@ def birth(
     parameters: Mapping[str, JsonValue],
     diagnostics: Mapping[str, JsonValue],
 ) -> Record:
-    """Return the record of one child.
+    """Return the record of one child, its parents in the order in which the operator took them.
 
     Args:
         replacement: what was planned and done.
         members: the population before the round.
         parameters: the operator's settings.
-        diagnostics: the child measured against its parents (norm ratio, cosine, retained energy, distance of A).
+        diagnostics: the child measured against its parents (norm ratio, cosine, retained energy, distance of A), entry
+            by entry in the order of `replacement.parents`.
     """
     child = replacement.child
     return {
@@ -78,8 +80,8 @@ class Relative:
 
     Attributes:
         name, generation, operator, parents, born_step: as of `Member`.
-        died_step: the step at which it was replaced; None while it lives.
-        ranks: (age in steps, rank, size of the role) at later rounds of evolution, in order of age.
+        died_step: the first step without it, so that it lived died_step - born_step steps; None while it lives.
+        ranks: (age in steps lived, rank, size of the role) at later rounds of evolution, in order of age.
         diagnostics: the child measured against its parents at birth; empty for founders.
     """
 
@@ -87,7 +89,7 @@ class Relative:
     generation: int = 0
     operator: str = ""
     parents: tuple[str, ...] = ()
-    born_step: int = 0
+    born_step: int = 1
     died_step: int | None = None
     ranks: tuple[tuple[int, int, int], ...] = ()
     diagnostics: Mapping[str, object] = field(default_factory=dict)

@@ -30,7 +30,7 @@ class Member:
         generation: the round of evolution in which the member was born; 0 for founders.
         parents: names of the members it was bred from.
         operator: id of the operator that bred it, e.g. `"X2"`; empty for founders.
-        born_step: the training step after which it exists.
+        born_step: the first training step in which it takes part, which its round of evolution opens; 1 for founders.
         mu, sigma: TrueSkill rating.
         games: rated games that it has played.
     """
@@ -40,7 +40,7 @@ class Member:
     generation: int = 0
     parents: tuple[str, ...] = ()
     operator: str = ""
-    born_step: int = 0
+    born_step: int = 1
     mu: float = PRIOR_MU
     sigma: float = PRIOR_SIGMA
     games: int = 0
