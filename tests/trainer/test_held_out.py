@@ -24,7 +24,8 @@ PROBLEMS = (
 TOKENIZER = build_tokenizer()
 
 
-RIGHT = {"<o>": "3", "<i>": "-3", "<f>": "def f(x):\n    return 5 + x"}
+# The program is wrong on the pair that is shown, and right on the one that judges it.
+RIGHT = {"<o>": "3", "<i>": "-3", "<f>": "def f(x):\n    if x == 1:\n        return 0\n    return 5 + x"}
 
 
 class Answers:

@@ -1,6 +1,7 @@
 """A round of self-play with scripted completions, the real prompts and the real verifier."""
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from populora_trainer.population.matchmaking import Matchup
 from populora_trainer.population.members import Member, founders, single_agent
 from populora_trainer.rollout.engine import Completion, RolloutRequest, Wave
 from populora_trainer.sandbox import Case, Judgement, SandboxPool
+from populora_trainer.sandbox.wire import case_from_json, case_to_json
 from populora_trainer.selfplay import (
     Proposal,
     Solution,
@@ -256,6 +258,56 @@ def test_a_program_that_the_buffer_holds_counts_as_seen(spec, pool):
     assert all(one.seen for one in proposals)
     fresh, _, _, _ = play(spec, pool)
     assert not any(one.seen for one in fresh)
+
+
+def function_text(inputs: Sequence[str]) -> str:
+    return "".join(f"```input\n{one}\n```\n" for one in inputs) + "```message\nThe argument itself.\n```"
+
+
+def teach_a_function(prompt: str, request: RolloutRequest, number: int) -> str:
+    if "Here is a Python program. A student will see" in prompt:
+        return function_text((("1", "2", "3", "4"), ("1", "2", " 1", "2"), ("1", "1"), ("1", "2", "True"))[number])
+    hidden_only = "def f(a):\n    return None if a == 1 else a"
+    shown_only = "def f(a):\n    return a if a in (1, 2) else None"
+    return f"```python\n{(hidden_only, shown_only, 'def f(a):' + chr(10) + '    return a', 'def f(')[number]}\n```"
+
+
+@pytest.fixture
+def functions(spec) -> Spec:
+    return spec.model_copy(update={"tasks": spec.tasks.model_copy(update={"types": ("code_f",)})})
+
+
+def test_a_function_is_judged_on_the_hidden_pairs_alone(functions, pool):
+    proposals, solutions, _, verifier = play(functions, pool, teach_a_function)
+    assert proposals[0].problem is not None
+    assert proposals[0].problem.inputs == ("1", "2", "3", "4")
+    assert solutions[0].kinds == ("correct", "wrong", "correct", "malformed")
+    answers = [case for case in verifier.cases if case.answer is not None]
+    assert {case.inputs for case in answers if len(case.inputs) == 2} == {("3", "4")}
+    assert all(case.outputs == case.inputs for case in answers)  # of the identity program
+
+
+def test_repeated_inputs_of_a_function_are_dropped_and_too_few_different_ones_are_malformed(functions, pool):
+    proposals, _, _, _ = play(functions, pool, teach_a_function)
+    assert [one.problem.inputs if one.problem else None for one in proposals[:4]] == [
+        ("1", "2", "3", "4"),
+        ("1", "2"),
+        None,
+        ("1", "2", "True"),
+    ]
+    assert [one.verdict for one in proposals[:4]] == ["valid", "valid", "malformed", "valid"]
+
+
+def test_what_travels_to_a_sandbox_service_is_judged_there_as_here(functions, pool):
+    class Elsewhere:
+        """Judges what is left of cases once they have been JSON."""
+
+        async def judge(self, cases: Sequence[Case]) -> list[Judgement]:
+            return await pool.judge([case_from_json(json.loads(json.dumps(case_to_json(one)))) for one in cases])
+
+    here = play(functions, pool, teach_a_function)
+    there = play(functions, Elsewhere(), teach_a_function)
+    assert here[:2] == there[:2]
 
 
 class Straggling(ScriptedEngine):

@@ -81,6 +81,7 @@ class Observations:
                 "program": proposal.problem.program if proposal.problem else proposal.text,
                 "inputs": list(proposal.problem.inputs) if proposal.problem else [],
                 "outputs": list(proposal.problem.outputs) if proposal.problem else [],
+                "shown": proposal.problem.shown if proposal.problem else 0,
                 "message": proposal.problem.message if proposal.problem else "",
                 "verdict": proposal.verdict,
                 "valid": proposal.valid,

@@ -20,6 +20,7 @@ from populora_trainer.randomness import choices, draw
 from populora_trainer.rollout.engine import Completion, RolloutEngine, RolloutRequest
 from populora_trainer.sandbox import Case, Judgement, Verifier
 from populora_trainer.tasks.buffer import ProblemBuffer
+from populora_trainer.tasks.cases import answer_case, proposal_case
 from populora_trainer.tasks.problem import Problem, TaskType
 from populora_trainer.tasks.rewards import PRESETS, AnswerKind, student_reward, teacher_reward
 from populora_trainer.tasks.templates import Template, Tokenizer
@@ -211,14 +212,7 @@ async def judge_completions(
             answer = tools.template.parse_solution(problem, text) if completion.finish_reason == "stop" else None
             row.append(answer)
             if answer is not None and (problem, answer) not in cases:
-                cases[problem, answer] = Case(
-                    id=str(len(cases)),
-                    task=problem.task,
-                    program=problem.program,
-                    inputs=problem.inputs,
-                    answer=answer,
-                    outputs=problem.outputs,
-                )
+                cases[problem, answer] = answer_case(problem, answer, str(len(cases)))
         answers.append(row)
     judged = await tools.verifier.judge(list(cases.values()))
     kind_of = {key: _answer_kind(judgement) for key, judgement in zip(cases, judged, strict=True)}
@@ -311,7 +305,7 @@ async def _validate(proposals: list[Proposal], spec: Spec, buffer: ProblemBuffer
     for proposal in proposals:
         problem = proposal.problem
         if problem is not None and problem not in cases:
-            cases[problem] = Case(str(len(cases)), problem.task, problem.program, problem.inputs)
+            cases[problem] = proposal_case(problem, str(len(cases)))
     judged = dict(zip(cases, await tools.verifier.judge(list(cases.values())), strict=True))
     return [
         proposal

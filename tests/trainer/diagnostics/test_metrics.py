@@ -15,6 +15,7 @@ def problem(task="code_o", solve_rate=0.5, valid=True, complexity=(3, 1, 2, 1)):
         "program": "def f(a):\n    return a",
         "inputs": ["1"],
         "outputs": ["1"],
+        "shown": 0,
         "message": "",
         "verdict": "valid" if valid else "syntax",
         "valid": valid,

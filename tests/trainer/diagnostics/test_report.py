@@ -46,6 +46,7 @@ def problem(step=1, solve_rate=0.125, program="def f(a):\n    return a", **chang
         "program": program,
         "inputs": ["1", "2"],
         "outputs": ["1", "2"],
+        "shown": 1,
         "message": "hint",
         "verdict": "valid",
         "valid": True,
@@ -206,6 +207,21 @@ def test_the_hardest_problems_are_the_least_solved_of_the_solved(write):
     run = load_run(write(problems=problems))
     assert [one.step for one in run.hardest] == [6, 2, 1, 7]
     assert run.proposals == 7
+
+
+def test_a_function_is_shown_with_what_its_student_saw_and_with_what_judged_it(write):
+    values = ["1", "2", "3", "4", "5", "6", "7", "8", "9", "10"]
+    function = problem(inputs=values, outputs=values, shown=5)
+    output = problem(
+        program="def f(a):\n    return 7", task="code_o", inputs=["70"], outputs=["7"], shown=0, message=""
+    )
+    folder = write(problems=[function, output])
+    hardest = {one.task: one for one in load_run(folder).hardest}
+    assert hardest["code_f"].calls == (("1", "1"), ("2", "2"), ("3", "3"))
+    assert hardest["code_f"].hidden == (("6", "6"), ("7", "7"), ("8", "8"))
+    assert (hardest["code_o"].calls, hardest["code_o"].hidden) == ((("70", "7"),), ())
+    html = render(load([folder]))
+    assert html.count("<dt>shows</dt>") == html.count("<dt>judges on</dt>") == html.count("<dt>calls</dt>") == 1
 
 
 def test_problems_with_fewer_fields_are_shown_all_the_same(write):

@@ -1,6 +1,7 @@
 from collections import Counter
 
 from populora_trainer.nano.heldout import HARD, NATURAL, build_heldout, heldout_hashes, load_heldout
+from populora_trainer.sandbox import literals
 from populora_trainer.tasks.problem import TASK_TYPES
 
 
@@ -22,6 +23,12 @@ def test_outputs_are_what_python_returns():
         exec(problem.program, names)
         assert tuple(repr(eval(f"f({arguments})", names)) for arguments in problem.inputs) == problem.outputs
         assert len(problem.inputs) == (6 if problem.task == "code_f" else 1)
+
+
+def test_no_hidden_input_of_a_function_equals_another():
+    for problem in load_heldout():
+        values = [literals.canonical(literals.parse_arguments(arguments)) for arguments in problem.inputs]
+        assert len(set(values)) == len(values)
 
 
 def test_the_shown_pairs_of_a_function_differ_where_they_can():

@@ -4,11 +4,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+from populora_trainer.nano import evaluate
 from populora_trainer.nano.evaluate import arithmetic_problems, complete, proposal_scores, solve_rates
 from populora_trainer.nano.heldout import load_heldout
 from populora_trainer.nano.registry import NOTICES, WEIGHTS, builtin_folder
 from populora_trainer.nano.tokenizer import build_tokenizer
 from populora_trainer.sandbox import SandboxPool
+from populora_trainer.tasks.problem import Problem
 
 PROBLEMS = load_heldout()[:120]
 
@@ -68,6 +70,14 @@ def test_held_out_problems_are_solved_about_as_often_as_the_card_says(bases, ver
     for task, claimed in card.items():
         mine = mean([rate for problem, rate in zip(PROBLEMS, rates, strict=True) if problem.task == task])
         assert mine > claimed - 0.22  # 40 of the 400 programs: three standard errors
+
+
+def test_a_program_counts_by_the_pairs_that_were_not_shown(monkeypatch, verifier):
+    problem = Problem("code_f", "def f(x):\n    return x + 1", ("1", "2", "3", "4"), ("2", "3", "4", "5"), "add")
+    hidden_only = "def f(x):\n    return x + 1 if x > 2 else None"
+    shown_only = "def f(x):\n    return x + 1 if x < 3 else None"
+    monkeypatch.setattr(evaluate, "complete", lambda _, __, prompts, *___: [hidden_only, shown_only][: len(prompts)])
+    assert solve_rates(None, None, verifier, [problem, problem], 0) == [1.0, 0.0]
 
 
 def test_the_raw_base_answers_more_carelessly(bases, verifier):

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from populora_trainer.sandbox import literals
 from populora_trainer.tasks.chat import (
     ASKED_FUNCTION_INPUTS,
     ChatTemplate,
@@ -33,6 +34,11 @@ def canonical(value):
     return ast.unparse(ast.parse(repr(value), mode="eval"))
 
 
+def values_of(arguments):
+    """What the verifier compares: the order of a dict is none of it, the type of a number is."""
+    return literals.canonical(literals.parse_arguments(arguments))
+
+
 ARGUMENTS = st.lists(VALUES.map(canonical), min_size=1, max_size=3).map(", ".join)
 PROGRAMS = st.builds(
     lambda text, number: (
@@ -51,7 +57,7 @@ PROPOSALS = st.one_of(
     st.builds(
         lambda program, given, message: Problem("code_f", program, tuple(given), message=message),
         PROGRAMS,
-        st.lists(ARGUMENTS, min_size=2, max_size=12),
+        st.lists(ARGUMENTS, min_size=2, max_size=12, unique_by=values_of),
         st.text(st.characters(codec="ascii", exclude_categories=["C"]) | st.sampled_from("`\n"), min_size=1)
         .map(str.strip)
         .filter(lambda text: text and "</think>" not in text),
@@ -147,6 +153,14 @@ def test_a_function_proposal_needs_a_message_and_readable_inputs():
     assert TEMPLATE.parse_proposal("code_f", blocks + "```message\n \n```", [REFERENCE]) is None
     assert TEMPLATE.parse_proposal("code_f", blocks + "```input\nx\n```\n```message\nhint\n```", [REFERENCE]) is None
     assert TEMPLATE.parse_proposal("code_f", blocks + "```message\nhint\n```", [REFERENCE]).inputs == ("1", "2")
+
+
+def test_an_input_that_is_written_again_in_whatever_words_counts_once():
+    blocks = "".join(f"```input\n{text}\n```\n" for text in ("1", " 1 ", "True", "{1: 2, 3: 4}", "{3: 4, 1: 2}", "1.0"))
+    found = TEMPLATE.parse_proposal("code_f", f"{blocks}```message\nhint\n```", [REFERENCE])
+    assert found.inputs == ("1", "True", "{1: 2, 3: 4}", "1.0")
+    same = "```input\n0.0\n```\n```input\n-0.0\n```\n```message\nhint\n```"
+    assert TEMPLATE.parse_proposal("code_f", same, [REFERENCE]) is None
 
 
 def content(prompt):

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from populora_trainer.errors import PopuloraError
 from populora_trainer.nano.tokenizer import build_tokenizer
+from populora_trainer.sandbox import literals
 from populora_trainer.tasks.compact import (
     CompactTemplate,
     function_proposal_completion,
@@ -48,13 +49,33 @@ def test_what_a_teacher_writes_is_what_is_parsed(arguments):
         assert eval(f"({parsed.inputs[0]},)") == eval(f"({arguments},)")
 
 
-@given(st.lists(values.map(repr).filter(without_tokens), min_size=2, max_size=12))
+def value_of(text):
+    """What the verifier compares: the order of a dict is none of it, the type of a number is."""
+    return literals.canonical(literals.parse_arguments(text))
+
+
+@given(st.lists(values.map(repr).filter(without_tokens), min_size=2, max_size=12, unique_by=value_of))
 def test_a_function_proposal_keeps_every_input_and_the_message(inputs):
     parsed = TEMPLATE.parse_proposal("code_f", function_proposal_completion(inputs, "loop add"), [REFERENCE])
     assert parsed is not None
     assert (parsed.program, parsed.message, len(parsed.inputs)) == (PROGRAM, "loop add", len(inputs))
     again = TEMPLATE.parse_proposal("code_f", function_proposal_completion(parsed.inputs, "loop add"), [REFERENCE])
     assert again == parsed
+
+
+@given(
+    st.lists(st.sampled_from(["1", "True", "1.0", "0.0", "-0.0", "{1: 2, 3: 4}", "{3: 4, 1: 2}", "'a'"]), max_size=12)
+)
+def test_no_hidden_input_of_a_function_equals_another_whatever_is_written(inputs):
+    parsed = TEMPLATE.parse_proposal("code_f", function_proposal_completion(inputs, "loop add"), [REFERENCE])
+    different = {value_of(text) for text in inputs}
+    if len(different) < 2:
+        assert parsed is None
+        return
+    assert [value_of(text) for text in parsed.inputs] == list(dict.fromkeys(map(value_of, inputs)))
+    shown, hidden = parsed.inputs[: parsed.shown], parsed.inputs[parsed.judged]
+    assert {value_of(text) for text in shown}.isdisjoint(value_of(text) for text in hidden)
+    assert len(shown) >= len(hidden) >= 1
 
 
 @pytest.mark.parametrize(
@@ -80,6 +101,7 @@ def test_a_malformed_proposal_is_no_problem(text):
     "text",
     [
         "<in>1<msg>one input leaves none to hide",
+        "<in>1<in> 1<in>1<msg>nor does one that is written three times",
         "<in>1<in>2",
         "1<in>2<in>3<msg>text before the inputs",
         "<in>1<in>2<msg>two<msg>messages",

@@ -54,8 +54,8 @@ def check(file: TextIO, timeout: float, memory: int, workers: int | None, allow_
 
     Without an answer the case is a problem to validate: class is valid or invalid. With one it is correct, wrong or
     malformed (or invalid, if the problem itself is at fault). The answer of code_o is the output, of code_i an
-    argument list, of code_f a program that is judged on all inputs. Results come in order, each as soon as it and all
-    before it are known.
+    argument list, of code_f a program that is judged on all inputs of its case (a run gives those that the student did
+    not see). Results come in order, each as soon as it and all before it are known.
     """
     with SandboxPool(workers=workers, timeout_seconds=timeout, memory_mib=memory, allow_missing=allow_missing) as pool:
         asyncio.run(_check(pool, _cases(file, file.name)))

@@ -55,6 +55,7 @@ class ProblemRecord(TypedDict):
     program: str  # the completion's text where it was malformed
     inputs: list[str]
     outputs: list[str]
+    shown: int  # code_f: pairs that the student saw, the first ones, the others judged its program; else 0
     message: str
     verdict: str  # of the verifier, or "malformed" where no problem could be read
     valid: bool

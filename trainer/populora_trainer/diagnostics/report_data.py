@@ -16,7 +16,7 @@ from populora_trainer.storage.store import ObjectStore
 
 HARDEST = 12
 _HELD_BACK = 256
-_CALLS = 4
+_CALLS = 3
 _SHOWN_LINES = 5
 
 Record = Mapping[str, object]
@@ -50,7 +50,8 @@ class SolvedProblem:
     Attributes:
         solve_rate: in (0, 1].
         task, step, teacher, student, program, message: as in `records.ProblemRecord`.
-        calls: the first inputs with their outputs.
+        calls: the first inputs with their outputs; of code_f those that the student saw.
+        hidden: of code_f the first inputs, with their outputs, that judged its program.
     """
 
     solve_rate: float
@@ -60,6 +61,7 @@ class SolvedProblem:
     student: str
     program: str
     calls: tuple[tuple[str, str], ...]
+    hidden: tuple[tuple[str, str], ...]
     message: str
 
 
@@ -234,6 +236,8 @@ def _hardest(problems: Iterator[Record]) -> tuple[int, list[SolvedProblem]]:
 
 
 def _shown(problem: Record) -> SolvedProblem:
+    pairs = tuple(zip(_texts(problem, "inputs"), _texts(problem, "outputs"), strict=False))
+    seen = int(number(problem, "shown") or 0) or len(pairs)
     return SolvedProblem(
         solve_rate=number(problem, "solve_rate") or 0.0,
         task=str(problem.get("task", "")),
@@ -241,7 +245,8 @@ def _shown(problem: Record) -> SolvedProblem:
         teacher=str(problem.get("teacher", "?")),
         student=str(problem.get("student", "?")),
         program=str(problem.get("program", "")),
-        calls=tuple(zip(_texts(problem, "inputs"), _texts(problem, "outputs"), strict=False))[:_CALLS],
+        calls=pairs[:seen][:_CALLS],
+        hidden=pairs[seen:][:_CALLS],
         message=str(problem.get("message") or ""),
     )
 

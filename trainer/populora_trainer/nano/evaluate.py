@@ -20,6 +20,7 @@ from populora_trainer.nano.heldout import heldout_hashes, load_heldout
 from populora_trainer.nano.programs import normalised_hash
 from populora_trainer.randomness import choices, tensor_generator
 from populora_trainer.sandbox import Case, Judgement, SandboxPool, Verifier
+from populora_trainer.tasks.cases import answer_case, proposal_case
 from populora_trainer.tasks.compact import CompactTemplate
 from populora_trainer.tasks.problem import TASK_TYPES, Problem, TaskType
 
@@ -103,7 +104,7 @@ def solve_rates(
             answer = None if text is None else TEMPLATE.parse_solution(problem, text)
             if answer is not None:
                 rows.append(index)
-                cases.append(Case("", task, problem.program, problem.inputs, answer, problem.outputs))
+                cases.append(answer_case(problem, answer))
     rates = [0.0] * len(problems)
     for index, judgement in zip(rows, _judge(verifier, cases), strict=True):
         rates[index] += (judgement.kind == "correct") / repeats
@@ -152,7 +153,7 @@ def proposal_scores(
     scores: dict[str, dict[str, float]] = {}
     for task in TASK_TYPES:
         parsed = [problem for problem in propose(model, tokenizer, task, count, seed) if problem is not None]
-        judged = _judge(verifier, [Case("", task, problem.program, problem.inputs) for problem in parsed])
+        judged = _judge(verifier, [proposal_case(problem) for problem in parsed])
         valid = [
             Problem(task, problem.program, judgement.inputs, judgement.outputs, problem.message)
             for problem, judgement in zip(parsed, judged, strict=True)

@@ -72,7 +72,7 @@ class Case:
     Attributes:
         id: echoed in the judgement.
         task: code_o (the answer is the output), code_i (the answer is an input; any preimage is right) or code_f (the
-            answer is a program, judged on all inputs).
+            answer is a program, judged on all of the case's inputs; a trainer gives those that were not shown).
         program: Python source of the problem; its entry point is `f`.
         inputs: argument lists as literal text without the outer parentheses; exactly one for code_i and code_o.
         answer: None to validate the problem itself.

@@ -15,7 +15,7 @@ import re
 from collections.abc import Sequence
 
 from populora_trainer.tasks.compact import MAX_FUNCTION_INPUTS, MIN_FUNCTION_INPUTS
-from populora_trainer.tasks.parsing import Block, argument_list, defines_entry, fenced_blocks, literal_text
+from populora_trainer.tasks.parsing import Block, argument_list, defines_entry, fenced_blocks, input_list, literal_text
 from populora_trainer.tasks.problem import Problem, TaskType
 from populora_trainer.tasks.templates import Message, Prompt, Tokenizer
 
@@ -267,9 +267,9 @@ def _parts(blocks: Sequence[Block], wanted: tuple[tuple[str, ...], ...]) -> list
 
 
 def _parse_function_proposal(blocks: Sequence[Block], program: str) -> Problem | None:
-    parsed = [argument_list(block.text) for block in blocks if block.tag == "input"]
-    inputs = tuple(arguments for arguments in parsed if arguments is not None)
+    written = [block.text for block in blocks if block.tag == "input"]
+    inputs = input_list(written, MIN_FUNCTION_INPUTS, MAX_FUNCTION_INPUTS)
     message = (_last(blocks, ("message",)) or "").strip()
-    if len(inputs) != len(parsed) or not MIN_FUNCTION_INPUTS <= len(inputs) <= MAX_FUNCTION_INPUTS or not message:
+    if inputs is None or not message:
         return None
     return Problem("code_f", program, inputs, message=message)

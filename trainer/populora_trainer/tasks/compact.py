@@ -14,7 +14,7 @@ functions, so training text and prompts cannot drift apart.
 
 from collections.abc import Sequence
 
-from populora_trainer.tasks.parsing import argument_list, defines_entry, literal_text
+from populora_trainer.tasks.parsing import argument_list, defines_entry, input_list, literal_text
 from populora_trainer.tasks.problem import Problem, TaskType
 from populora_trainer.tasks.templates import Prompt, Tokenizer
 
@@ -126,11 +126,10 @@ class CompactTemplate:
 def _parse_function_proposal(text: str, program: str) -> Problem | None:
     body, *messages = text.split(MESSAGE)
     before, *inputs = body.split(IN)
-    if before or len(messages) != 1 or not MIN_FUNCTION_INPUTS <= len(inputs) <= MAX_FUNCTION_INPUTS:
+    if before or len(messages) != 1:
         return None
-    parsed = [argument_list(arguments) for arguments in inputs]
-    known = tuple(arguments for arguments in parsed if arguments is not None)
+    distinct = input_list(inputs, MIN_FUNCTION_INPUTS, MAX_FUNCTION_INPUTS)
     message = messages[0].strip()
-    if len(known) != len(parsed) or any(token in message for token in SPECIAL_TOKENS):
+    if distinct is None or any(token in message for token in SPECIAL_TOKENS):
         return None
-    return Problem("code_f", program, known, message=message)
+    return Problem("code_f", program, distinct, message=message)

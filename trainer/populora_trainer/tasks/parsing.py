@@ -5,6 +5,7 @@ import functools
 import re
 import sys
 import warnings
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from populora_trainer.sandbox import literals
@@ -110,6 +111,31 @@ def argument_list(text: str) -> str | None:
         return literals.canonical_arguments(literals.parse_arguments(text, _ANY_LENGTH), _ANY_LENGTH) or None
     except (literals.NotLiteral, literals.TooLarge):
         return None
+
+
+def input_list(texts: Sequence[str], least: int, most: int) -> tuple[str, ...] | None:
+    """Return the argument lists of a code_f proposal without repetitions, or None where one is something else.
+
+    Two inputs are equal as values are for the verifier (`sandbox.literals`): `1` and `True` differ, the order of a dict
+    makes no difference. Of equal ones the first stays, since a repeated one shows or judges nothing, and in the hidden
+    half it would be an answer that the student was shown. A proposal with too few different inputs is like one with too
+    few inputs. So Absolute Zero has it with inputs beyond the wanted number: they are dropped, too few are malformed.
+
+    Args:
+        texts: what was written, one text an input.
+        least: number of different inputs that are needed.
+        most: number of inputs that may be written.
+    """
+    if len(texts) > most:
+        return None
+    distinct: dict[tuple[str, ...], str] = {}
+    for text in texts:
+        arguments = argument_list(text)
+        if arguments is None:
+            return None
+        values = literals.parse_arguments(arguments, _ANY_LENGTH)
+        distinct.setdefault(tuple(literals.canonical(value, _ANY_LENGTH) for value in values), arguments)
+    return tuple(distinct.values()) if len(distinct) >= least else None
 
 
 def literal_text(text: str) -> str | None:

@@ -18,7 +18,7 @@ class Problem:
         task: which of the three.
         program: Python source that defines `f`.
         inputs: argument lists as canonical literal text without the outer parentheses, e.g. `"3, [1, 2]"`; one for
-            code_i and code_o, several for code_f.
+            code_i and code_o, several for code_f, no two of them equal.
         outputs: the canonical literal `f(*input)` of every input; empty until the verifier has run the program.
         message: code_f only, what the teacher says about the program.
     """
@@ -31,5 +31,13 @@ class Problem:
 
     @property
     def shown(self) -> int:
-        """Number of input-output pairs that a code_f student sees; the rest judge its program."""
-        return (len(self.inputs) + 1) // 2
+        """Number of input-output pairs that a code_f student sees, the first ones; the others judge its program.
+
+        Half of them, as in Absolute Zero. Of an odd number the larger half is shown.
+        """
+        return (len(self.inputs) + 1) // 2 if self.task == "code_f" else 0
+
+    @property
+    def judged(self) -> slice:
+        """Which inputs and outputs judge an answer: those of code_f that its student does not see, else the one."""
+        return slice(self.shown, None)
