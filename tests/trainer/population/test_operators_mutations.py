@@ -162,15 +162,36 @@ def test_m5_adds_bounded_uniform_noise_to_a_alone() -> None:
     assert torch.equal(child[PATH].B, parent[PATH].B)
 
 
-def test_m6_keeps_the_leading_half_and_shakes_both_factors() -> None:
+@pytest.mark.parametrize(("keep", "left"), [(0.5, 4), (0.1, 1), (1.0, 8)])
+def test_m6_keeps_the_leading_components_shakes_them_and_leaves_the_others_alone(keep: float, left: int) -> None:
+    parent = parent_of(inputs=300, outputs=200)
+    still = delta(child_of("M6", parent, keep=keep, epsilon=0.0)[PATH]).double()
+    U, s, Vt = torch.linalg.svd(delta(parent[PATH]).double(), full_matrices=False)
+    U, Vt = U[:, :left], Vt[:left]
+    torch.testing.assert_close(still, (U * s[:left]) @ Vt, rtol=0, atol=1e-5)
+    child = child_of("M6", parent, seed=1, keep=keep)[PATH]  # seed 0 drew the parent
+    shaken = delta(child).double()
+    values = torch.linalg.svdvals(shaken)
+    assert values[left - 1] > 0.5 * s[left - 1]
+    assert float(values[left]) < 1e-5 * float(values[0])
+    # |noise V^T| and |U s noise| are each about epsilon |s|, sums of at least 200 independent squares.
+    size = float(still.norm())
+    assert float((shaken - still).norm()) / size == pytest.approx(2**0.5 * 0.05, rel=0.2)
+    assert float((shaken - shaken @ Vt.T @ Vt).norm()) / size == pytest.approx(0.05, rel=0.2)
+    assert float((shaken - U @ U.T @ shaken).norm()) / size == pytest.approx(0.05, rel=0.2)
+    moved = (child.A - parent[PATH].A).double()
+    assert torch.linalg.matrix_rank(moved, rtol=1e-4) == left
+    assert float(moved.norm() / parent[PATH].A.norm()) < 0.1
+
+
+def test_m6_leaves_dropped_directions_a_live_gradient() -> None:
     parent = parent_of()
-    still = child_of("M6", parent, epsilon=0.0)
-    U, s, Vt = torch.linalg.svd(delta(parent[PATH]), full_matrices=False)
-    torch.testing.assert_close(delta(still[PATH]), (U[:, :4] * s[:4]) @ Vt[:4], rtol=0, atol=1e-5)
-    shaken = child_of("M6", parent)
-    assert float((shaken[PATH].A - parent[PATH].A).std() / parent[PATH].A.std()) == pytest.approx(0.05, rel=0.2)
-    assert float((shaken[PATH].B - still[PATH].B).std() / still[PATH].B.std()) == pytest.approx(0.05, rel=0.2)
-    assert torch.linalg.matrix_rank(delta(shaken[PATH])) == 8
+    child = child_of("M6", parent, epsilon=0.0)
+    _, _, Vt = torch.linalg.svd(delta(parent[PATH]), full_matrices=False)
+    for direction in Vt[4:8]:
+        assert (delta(child[PATH]) @ direction).norm() < 1e-5
+        assert gradient_size(child[PATH], direction) == pytest.approx(gradient_size(parent[PATH], direction), rel=1e-5)
+        assert gradient_size(child[PATH], direction) > 0.1
 
 
 @pytest.mark.parametrize("id", ["M1", "M3", "M6"])

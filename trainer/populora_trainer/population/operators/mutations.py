@@ -1,8 +1,9 @@
 """Mutations M1 to M6 and the copy C1: one parent's factors and a generator in, a child's factors out.
 
 M1, M3 and M6 act on dW's singular components and write the result back onto the parent's own A, which M1 and M3 leave
-bit for bit as it was: dW' = B' A. The same delta with A replaced by sqrt(s) V^T would lose the population's shared A,
-and would shrink A and with it the step that training takes (A has gain of order 1, sqrt(s) is near 0 early on).
+bit for bit as it was: dW' = B' A. M6 moves it by its noise alone. The same delta with A replaced by sqrt(s) V^T would
+lose the population's shared A, and would shrink A and with it the step that training takes (A has gain of order 1,
+sqrt(s) is near 0 early on).
 """
 
 import torch
@@ -181,15 +182,19 @@ def jitter_inputs(parent: Factors, generator: torch.Generator, *, alpha: float =
 
 
 def collapse(parent: Factors, generator: torch.Generator, *, keep: float = 0.5, epsilon: float = 0.05) -> Factors:
-    """M6, rank collapse and jitter: keep the leading components, then shake both factors.
+    """M6, rank collapse and jitter: keep the leading components and shake those that survive.
 
-        dW = U diag(s) V^T   ->   U_k diag(s_k) V_k^T,      k = round(keep * rank), at least 1
-        X -> X + epsilon * std(X) * N(0, 1)                 for X in {A, B'}
+        dW = U diag(s) V^T   ->   (U_k diag(s_k) + noise) (V_k^T + noise),      k = round(keep * rank), at least 1
+        noise = epsilon * std(X) * N(0, 1)      for X in {U_k diag(s_k), V_k^T}
+
+    The child's delta has rank k: noise on all of A and B would fill the other directions again. It differs from the
+    collapsed one by about sqrt(2) epsilon of its norm. Of A only the survivors' part moves. As in M3, a dropped
+    direction loses B's column and keeps A's row, so that training can fill it.
 
     Args:
         parent: per module slot, A (rank, in) and B (out, rank), any float dtype.
         keep: share of the components that stays, in (0, 1].
-        epsilon: noise in units of each tensor's standard deviation, 0 or more. A zero B gets none.
+        epsilon: noise in units of each survivors' matrix's standard deviation, 0 or more. A zero B gets none.
 
     Returns:
         Factors of the same rank, dtype and device.
@@ -197,7 +202,7 @@ def collapse(parent: Factors, generator: torch.Generator, *, keep: float = 0.5, 
     Raises:
         OperatorError: a parameter or the parent is out of range.
 
-    Source: arXiv 2605.16727, appendix, M6; the defaults are this project's.
+    Source: arXiv 2605.16727, appendix, M6; the defaults and the scale that noise is measured on are this project's.
     """
     require("keep", keep, 0, 1, open_low=True)
     require("epsilon", epsilon, 0)
@@ -205,8 +210,13 @@ def collapse(parent: Factors, generator: torch.Generator, *, keep: float = 0.5, 
     def change(out: Pair, pair: Pair) -> Pair:
         form = spectrum(pair)
         size = form.values.shape[0]
-        B = _without(working(pair.B), form, torch.arange(max(1, round(keep * size)), size))
-        return _jittered(out, Pair(pair.A, B), epsilon, generator)
+        k = max(1, round(keep * size))
+        A, B = working(pair.A), working(pair.B)
+        left, right = form.left[:, :k].to(A.dtype), form.right[:k].to(A.dtype)
+        rows, columns = _noise(right @ A, epsilon, generator), _noise(B @ left, epsilon, generator)
+        # right @ left = I, so (.. + columns @ right) (A + left @ rows) shakes the survivors and nothing else.
+        collapsed = _without(B, form, torch.arange(k, size))
+        return Pair(torch.addmm(A, left, rows, out=room_for(out.A, A)), collapsed.addmm_(columns, right))
 
     return per_slot(change, parent)
 
@@ -223,12 +233,14 @@ def copy(parent: Factors, generator: torch.Generator) -> Factors:
 
 
 def _jittered(out: Pair, pair: Pair, epsilon: float, generator: torch.Generator) -> Pair:
-    def shaken(room: Tensor, tensor: Tensor) -> Tensor:
-        values = working(tensor)
-        noise = draws.normal(tuple(values.shape), generator, values, room_for(room, values))
-        return noise.mul_(epsilon * values.std(correction=0)).add_(values)
+    A, B = working(pair.A), working(pair.B)
+    noise_A = _noise(A, epsilon, generator, room_for(out.A, A))
+    return Pair(noise_A.add_(A), _noise(B, epsilon, generator, room_for(out.B, B)).add_(B))
 
-    return Pair(shaken(out.A, pair.A), shaken(out.B, pair.B))
+
+def _noise(values: Tensor, epsilon: float, generator: torch.Generator, out: Tensor | None = None) -> Tensor:
+    noise = draws.normal(tuple(values.shape), generator, values, out)
+    return noise.mul_(epsilon * values.std(correction=0))
 
 
 def _without(B: Tensor, form: Spectrum, components: Tensor) -> Tensor:
