@@ -99,6 +99,16 @@ def test_bytes_hold_the_whole_archive_whatever_the_order_of_cells(offers):
     assert copy.coverage == archive.coverage
 
 
+def test_an_archive_whose_cells_followed_another_measure_of_depth_is_put_in_order():
+    archive = Archive()
+    for program in (IDENTITY, LOOP):
+        archive.insert(program, solve_rate=0.5, author="t", step=3)
+    header, *rows = [json.loads(line) for line in archive.to_bytes().splitlines()]
+    old = [header | {"format": 1}, *([row[0] ^ 1, *row[1:]] for row in rows)]
+    read = Archive.from_bytes("\n".join(map(json.dumps, old)).encode())
+    assert read.elites() == archive.elites()
+
+
 def test_damaged_bytes_are_a_storage_error():
     archive = Archive(SMALL)
     archive.insert(IDENTITY, solve_rate=0.5, author="t", step=0)
@@ -106,6 +116,6 @@ def test_damaged_bytes_are_a_storage_error():
     doubled = data + data.splitlines(keepends=True)[1]
     row = json.loads(data.splitlines()[1])
     outside = data.splitlines(keepends=True)[0] + json.dumps([SMALL, *row[1:]]).encode()
-    for damage in (b"", data[:-9], b"\xff", doubled, outside, data.replace(b'"format":1', b'"format":9')):
+    for damage in (b"", data[:-9], b"\xff", doubled, outside, data.replace(b'"format":2', b'"format":9')):
         with pytest.raises(StorageError, match="archive is damaged"):
             Archive.from_bytes(damage)

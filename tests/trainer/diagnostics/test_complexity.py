@@ -1,3 +1,5 @@
+import ast
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,12 +49,42 @@ def f(items, n):
             total += item; n = n + 1
     return total
 '''
-    # def, total = 0, for, if, total +=, n =, return;   def > for > if > and > (%2 == 0) > % > 2
-    assert measure(program) == Complexity(ast_depth=7, cyclomatic=4, loc=7, variables=4)
+    # def, total = 0, for, if, total +=, n =, return;   module > def > for > if > and > (%2 == 0) > % > item > load
+    assert measure(program) == Complexity(ast_depth=8, cyclomatic=4, loc=7, variables=4)
+
+
+def test_the_papers_example_has_the_papers_depth():
+    example = "def f(number):\n    return number * 3"
+    assert measure(example) == Complexity(ast_depth=5, cyclomatic=1, loc=2, variables=1)
 
 
 def test_the_identity_program_is_the_floor():
-    assert measure("def f(a):\n    return a") == Complexity(ast_depth=3, cyclomatic=1, loc=2, variables=1)
+    assert measure("def f(a):\n    return a") == Complexity(ast_depth=4, cyclomatic=1, loc=2, variables=1)
+
+
+@pytest.mark.parametrize(
+    ("expression", "depth"),
+    [
+        ("a", 4),
+        ("1", 3),
+        ("a + 1", 5),
+        ("-a", 5),
+        ("a.b", 5),
+        ("a[0]", 5),
+        ("a[1 + 2]", 5),
+        ("a[b + 2]", 6),
+        ("f(a)", 5),
+        ("[f(a)]", 6),
+    ],
+)
+def test_the_depth_is_that_of_pythons_own_tree(expression, depth):
+    program = f"def f(a):\n    return {expression}"
+    # The longest chain of opening brackets in the dump is the longest path, with the module's as the first.
+    level = deepest = 0
+    for character in ast.dump(ast.parse(program)):
+        level += (character == "(") - (character == ")")
+        deepest = max(deepest, level)
+    assert measure(program).ast_depth == deepest - 1 == depth
 
 
 def test_only_names_bound_to_values_are_variables():

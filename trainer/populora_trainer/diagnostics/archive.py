@@ -22,12 +22,13 @@ from populora_trainer.tasks.parsing import parse_source
 
 CELLS = 4096
 DESCRIPTOR = ("ast_depth", "cyclomatic", "loc", "variables", "iteration", "arithmetic")
-_FORMAT = 1
+_FORMAT = 2
+_OTHER_CELLS = 1  # the format whose cells follow from another measure of depth
 _SAMPLES_PER_CELL = 8
 _LLOYD_ITERATIONS = 8
 _TESSELLATION_SEED = 0
-_FLOOR = {"ast_depth": 3, "cyclomatic": 1, "loc": 2, "variables": 1}  # the identity program
-_CEILING = {"ast_depth": 16, "cyclomatic": 16, "loc": 48, "variables": 16}
+_FLOOR = {"ast_depth": 4, "cyclomatic": 1, "loc": 2, "variables": 1}  # the identity program
+_CEILING = {"ast_depth": 17, "cyclomatic": 16, "loc": 48, "variables": 16}
 
 _ITERATIONS = (ast.For, ast.While, ast.AsyncFor, ast.comprehension)
 _ARITHMETIC = (ast.BinOp, ast.UnaryOp, ast.AugAssign, ast.Compare, ast.BoolOp)
@@ -38,7 +39,7 @@ def descriptor(program: str) -> NDArray[np.float64] | None:
     """Return where a program lies in the unit cube, or None where the text is not Python.
 
     Six axes. The four measures of `complexity.Complexity` on logarithmic scales, 0 at the identity program and 1 at a
-    depth of 16, a cyclomatic number of 16, 48 lines, 16 variables and beyond. Then two of the mix: the share of loops
+    depth of 17, a cyclomatic number of 16, 48 lines, 16 variables and beyond. Then two of the mix: the share of loops
     and comprehensions among all statements and comprehensions, doubled, and the share of operators among operators,
     calls, subscripts and attributes (a half where there are none).
 
@@ -152,17 +153,20 @@ class Archive:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Archive":
-        """Return the archive that `to_bytes` wrote.
+        """Return the archive that `to_bytes` wrote; programs of an older format are put into their cells anew.
 
         Raises:
             StorageError: the bytes are not such an archive.
         """
         try:
             header, *rows = [json.loads(line) for line in data.decode("ascii").splitlines()]
-            if header["format"] != _FORMAT:
+            if header["format"] not in (_OTHER_CELLS, _FORMAT):
                 raise ValueError(f"format {header['format']!r}, this version reads {_FORMAT}")
             archive = cls(int(header["cells"]))
             for cell, program, solve_rate, author, step in rows:
+                if header["format"] == _OTHER_CELLS:
+                    archive.insert(program, solve_rate=solve_rate, author=author, step=step)
+                    continue
                 if not 0 <= cell < archive.cells or cell in archive._elites or not 0.0 <= solve_rate <= 1.0:
                     raise ValueError(f"cell {cell!r}")
                 archive._elites[cell] = Elite(program, solve_rate, author, step)

@@ -5,16 +5,16 @@ from dataclasses import dataclass
 
 from populora_trainer.tasks.parsing import parse_source
 
-_CONTEXT = (ast.expr_context, ast.Module)
-
 
 @dataclass(frozen=True, slots=True)
 class Complexity:
     """Static measures of one program, helpers and classes included.
 
     Attributes:
-        ast_depth: syntax nodes on the longest path from a top-level statement down to a leaf (contexts such as Load
-            are marks, not nodes).
+        ast_depth: edges on the longest path from the module down to a leaf of Python's own tree, contexts such as Load
+            included. The paper gives no definition but an example, 5 for `return number * 3` in a function: Module,
+            FunctionDef, Return, BinOp, Name, Load. (Nodes without contexts are 5 there as well; the two readings differ
+            by one where no name is deepest.)
         cyclomatic: McCabe's number for the program as one graph: 1 + its decision points. A decision point is each
             `if`, `elif`, conditional expression, loop, loop `else`, `except`, try `else`, `assert`, each `and`/`or`
             beyond the first operand, each comprehension's `for` and `if`, each match case but a catch-all. For one
@@ -62,10 +62,10 @@ def _drop_docstring(node: ast.AST) -> None:
 
 
 def _depth(tree: ast.Module) -> int:
-    deepest, level = 0, [node for node in ast.iter_child_nodes(tree) if not isinstance(node, _CONTEXT)]
+    deepest, level = 0, list(ast.iter_child_nodes(tree))
     while level:
         deepest += 1
-        level = [child for node in level for child in ast.iter_child_nodes(node) if not isinstance(child, _CONTEXT)]
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
     return deepest
 
 

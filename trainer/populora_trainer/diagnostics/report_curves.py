@@ -43,7 +43,7 @@ def _rates(prefix: str, *path: str) -> tuple[Curve, ...]:
 
 
 _COMPLEXITY = (
-    ("ast_depth", "AST depth", "Syntax nodes on the longest path of the mean valid program."),
+    ("ast_depth", "AST depth", "Levels of the syntax tree below its root, of the mean valid program."),
     ("cyclomatic", "Cyclomatic complexity", "One more than the decision points of the mean valid program (McCabe)."),
     ("loc", "Lines of code", "Logical lines of the mean valid program, without comments and blank lines."),
     ("variables", "Variables", "Different names that the mean valid program binds to values."),
