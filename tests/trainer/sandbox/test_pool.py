@@ -15,7 +15,8 @@ from click.testing import CliRunner
 
 from populora_trainer.commands.sandbox import command
 from populora_trainer.errors import PopuloraError, SandboxError
-from populora_trainer.sandbox import Case, Judgement, SandboxPool, Verdict
+from populora_trainer.sandbox import Case, Judgement, SandboxPool, Verdict, crew
+from populora_trainer.sandbox import pool as pool_module
 
 GOOD = Case("good", "code_o", "def f(x): return x + 1", ("1",))
 LOOP = Case("loop", "code_o", "def f(x):\n    while True: pass", ("1",))
@@ -369,3 +370,153 @@ def test_a_case_that_is_the_callers_error_fails_its_batch_and_no_other() -> None
         assert isinstance(second, ValueError)
         assert isinstance(third, list)
         assert [judgement.verdict for judgement in judge(pool, GOOD)] == ["valid"]
+
+
+# A second run takes the inputs in reversed order.
+SECOND_HANGS = "seen = []\ndef f(x):\n    seen.append(x)\n    while seen[0] == 2: pass\n    return x"
+
+
+@pytest.mark.parametrize("same_client", [False, True])
+@pytest.mark.parametrize("program", [LOOP.program, SECOND_HANGS])
+def test_programs_that_hang_in_either_run_delay_nobody_elses_honest_case(program: str, same_client: bool) -> None:
+    hanging = 5
+
+    async def race(pool: SandboxPool) -> tuple[int, str]:
+        ended = 0
+
+        async def hang(number: int) -> None:
+            nonlocal ended
+            cases = [Case("", "code_f", f"{program}  # {number} {part}", ("1", "2")) for part in range(2)]
+            assert {one.verdict for one in await pool.judge(cases, client="a")} == {Verdict.TIMEOUT}
+            ended += 1
+
+        tasks = [asyncio.create_task(hang(number)) for number in range(hanging)]
+        await asyncio.sleep(0.2)  # every first run of those that hang in their second is over
+        (honest,) = await pool.judge([GOOD], client="a" if same_client else "b")
+        before = ended
+        await asyncio.gather(*tasks)
+        return before, honest.verdict
+
+    with SandboxPool(workers=1, timeout_seconds=0.1) as pool:
+        before, verdict = asyncio.run(race(pool))
+    assert verdict == Verdict.VALID
+    assert before < hanging // 2
+
+
+def own_workers(before: set[int]) -> list[int]:
+    return sorted(pid for pid in descendants(os.getpid()) - before if parent_of(pid) == os.getpid())
+
+
+def programs_of(workers: list[int]) -> list[int]:
+    return [pid for worker in workers for pid in descendants(worker)]
+
+
+def parent_of(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    except OSError:
+        return 0
+
+
+def test_a_pool_whose_workers_are_all_killed_again_and_again_goes_on() -> None:
+    before = descendants(os.getpid())
+    with SandboxPool(workers=2, timeout_seconds=5) as pool:
+        for round_ in range(4):
+            workers = own_workers(before)
+            assert len(workers) == 4
+            for pid in workers:
+                os.kill(pid, signal.SIGKILL)
+            if round_ % 2:  # while they are being replaced
+                assert [judgement.verdict for judgement in judge(pool, GOOD)] == [Verdict.VALID]
+            assert eventually(lambda gone=set(workers): len(set(own_workers(before)) - gone) == 4)
+        assert pool.trouble() is None
+        assert [judgement.verdict for judgement in judge(pool, GOOD)] == [Verdict.VALID]
+        assert pool.restarts >= 16
+
+
+BUSY = "def f(x):\n    for i in range(20_000_000): pass\n    return x"
+
+
+def test_a_program_that_is_killed_from_outside_is_run_again_and_not_blamed() -> None:
+    before = descendants(os.getpid())
+    with SandboxPool(workers=1, timeout_seconds=30) as pool:
+        workers = own_workers(before)
+        killed: list[int] = []
+
+        def kill() -> None:
+            for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
+                assert eventually(lambda: set(programs_of(workers)) - set(killed))
+                pid = (set(programs_of(workers)) - set(killed)).pop()
+                killed.append(pid)
+                os.kill(pid, number)
+
+        thread = threading.Thread(target=kill)
+        thread.start()
+        (judgement,) = judge(pool, Case("busy", "code_o", BUSY, ("1",)))
+        thread.join()
+    assert len(killed) == 3
+    assert (judgement.verdict, judgement.outputs) == (Verdict.VALID, ("1",))
+
+
+def test_a_program_that_never_survives_costs_one_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "_PAUSES", (0.0,))
+    before = descendants(os.getpid())
+    cases = [Case(str(number), "code_o", f"def f(x): return x + {number}", ("1",)) for number in range(6)]
+    with SandboxPool(workers=1, timeout_seconds=30) as pool:
+        workers, over = own_workers(before), threading.Event()
+
+        def kill() -> None:  # whatever runs for longer than the others do
+            seen: dict[int, float] = {}
+            while not over.is_set():
+                for pid in programs_of(workers):
+                    if time.monotonic() - seen.setdefault(pid, time.monotonic()) > 0.3 and alive(pid):
+                        os.kill(pid, signal.SIGKILL)
+                time.sleep(0.02)
+
+        thread = threading.Thread(target=kill)
+        thread.start()
+        judgements = judge(pool, *cases[:3], LOOP, *cases[3:])
+        over.set()
+        thread.join()
+        assert pool.trouble() is None
+        assert pool.restarts == 0
+    assert [one.outputs for one in judgements if one.id != "loop"] == [(str(1 + number),) for number in range(6)]
+    (blamed,) = [one for one in judgements if one.id == "loop"]
+    assert (blamed.verdict, blamed.kind) == (Verdict.CRASHED, "invalid")
+    assert "killed from outside 5 times" in blamed.detail
+
+
+def test_a_run_over_its_processor_limit_is_timed_out_though_its_worker_did_not_look() -> None:
+    before = descendants(os.getpid())
+    with SandboxPool(workers=1, timeout_seconds=0.3) as pool:
+        workers = own_workers(before)
+        judgements: list[Judgement] = []
+        thread = threading.Thread(target=lambda: judgements.extend(judge(pool, LOOP)))
+        thread.start()
+        assert eventually(lambda: programs_of(workers))
+        (program,) = programs_of(workers)
+        worker = parent_of(program)
+        os.kill(worker, signal.SIGSTOP)
+        assert eventually(lambda: not alive(program))  # the kernel ends it
+        os.kill(worker, signal.SIGCONT)
+        thread.join()
+    assert [one.verdict for one in judgements] == [Verdict.TIMEOUT]
+
+
+def test_a_pool_that_can_start_no_worker_says_so_and_recovers(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = descendants(os.getpid())
+    with SandboxPool(workers=1, timeout_seconds=5) as pool:
+        with monkeypatch.context() as broken:
+
+            def refuse(*arguments: object) -> None:
+                raise OSError(11, "Resource temporarily unavailable")
+
+            broken.setattr(crew, "Lane", refuse)
+            broken.setattr(pool_module, "_PATIENCE", 0.3)
+            for pid in own_workers(before):
+                os.kill(pid, signal.SIGKILL)
+            assert eventually(lambda: pool.trouble() is not None)
+            with pytest.raises(SandboxError, match=r"no program could be run: .*Resource temporarily unavailable"):
+                judge(pool, GOOD)
+        assert [judgement.verdict for judgement in judge(pool, GOOD)] == [Verdict.VALID]
+        assert pool.trouble() is None

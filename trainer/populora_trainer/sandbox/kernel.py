@@ -195,7 +195,8 @@ class Confinement:
         if self._getppid() == 1:  # the zygote ended before the line above
             os._exit(1)
         if self._limits:
-            self._seconds[0] = self._seconds[1] = cpu_seconds
+            # A hard limit that is not above the soft one kills by SIGKILL, as the out-of-memory killer does.
+            self._seconds[0], self._seconds[1] = cpu_seconds, cpu_seconds + 1
             failed |= self._prlimit(*self._time) | self._prlimit(*self._processes)
         if self._filter:
             failed |= self._prctl(*self._filter)
@@ -277,7 +278,7 @@ def limit_worker(memory_mib: int) -> None:
 
 def limit_program(cpu_seconds: int) -> None:
     """Set the limits of a program alone: processor time, and no further process for an unprivileged user."""
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds + 1))
     resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
 
 

@@ -75,10 +75,8 @@ class Lane:
             (size,) = LENGTH.unpack(self._receive(LENGTH.size))
             layers: dict[str, str | None] = json.loads(self._receive(size))
         except (OSError, ValueError) as error:
-            self.kill()
             raise SandboxError(f"a verifier worker did not start: {error or 'no report'}") from error
         if "start" in layers:
-            self.kill()
             raise SandboxError(f"a verifier worker did not start: {layers['start']}")
         self.control.setblocking(False)
         return layers

@@ -6,11 +6,17 @@ programs beside them wait for nothing else.
 
 The programs of a batch are compiled some at a time in a child that runs none of them, as a compiler is slow in a
 process that was just forked; see program.py. One that the compiler hangs or ends on is left to its own runs.
+
+Lanes are shared out by time (turns.py): who sends programs that hang, in their first run or in their second, waits
+longer, and nobody else does. A run that is killed from outside, by the kernel's out-of-memory killer or an operator's
+hand, is made again. Where that happens again and again, a program that does nothing is run: only if that one lives is
+the program to blame.
 """
 
 import asyncio
 import concurrent.futures
 import contextlib
+import heapq
 import os
 import secrets
 import selectors
@@ -18,17 +24,19 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Generator, Hashable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from types import TracebackType
 from typing import Self
 
 from populora_trainer.errors import SandboxError
 from populora_trainer.sandbox import judging, policy
+from populora_trainer.sandbox.crew import Crew
 from populora_trainer.sandbox.judging import Outcome, Program, Run
-from populora_trainer.sandbox.kernel import OPTIONAL_LAYERS
-from populora_trainer.sandbox.lane import PIPE_BYTES, Lane
+from populora_trainer.sandbox.lane import PIPE_BYTES
 from populora_trainer.sandbox.program import FRAME, MAX_CODE_BYTES, Compilation, Job
+from populora_trainer.sandbox.turns import ClientTurns
 from populora_trainer.sandbox.verdicts import Case, Judgement, Limits, Verdict
 from populora_trainer.sandbox.zygote import WALL_FACTOR
 
@@ -36,8 +44,17 @@ from populora_trainer.sandbox.zygote import WALL_FACTOR
 HASH_SEEDS = (15, 55)
 _NONCE_BYTES = 8
 _GRACE_SECONDS = 10.0  # beyond a run's last moment, after which its zygote counts as stuck
-_MAX_STARTS = 3  # in a row without a finished run
-_ATTEMPTS = 2  # of a run whose zygote ended under it
+_ATTEMPTS = 5  # of a run that is killed from outside, before a program that does nothing is run in its place
+_PAUSES = (0.0, 0.2, 0.8, 3.2)  # seconds before each attempt but the first
+_PATIENCE = 60.0  # seconds in which no run can be made, after which judgements fail
+_BEAT = 15.0  # seconds in which the deciding thread does not turn, after which something is wrong
+# How a process ends by its own doing. It can send no signal; any other comes from outside.
+_OWN_SIGNALS = frozenset(
+    {
+        signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGSYS, signal.SIGTRAP,
+        signal.SIGXCPU, signal.SIGXFSZ,
+    }
+)  # fmt: skip
 _COMPILED_TOGETHER = 16  # programs at most
 _COMPILED_CHARS = 1 << 16  # of them together, where there is more than one
 _COMPILE_SECONDS = 0.5  # of processor time for them together; a run's timeout where that is less
@@ -82,14 +99,30 @@ class SandboxPool:
         self._dispatcher.start()
         self.missing_layers = self._dispatcher.ready.result()
 
-    async def judge(self, cases: Sequence[Case]) -> list[Judgement]:
+    async def judge(self, cases: Sequence[Case], *, client: Hashable = "") -> list[Judgement]:
         """Return one judgement per case, in order. Identical runs within one call are made once.
 
+        Args:
+            cases: the questions.
+            client: who asks. The workers' time is shared out equally among clients, and for each among its calls.
+
         Raises:
-            SandboxError: the pool is closed, or its workers cannot be kept alive.
+            SandboxError: the pool is closed, or for a minute no program could be run.
             ValueError: a case carries outputs that do not match its inputs in number.
         """
-        return await asyncio.wrap_future(self._dispatcher.submit(cases))
+        return await asyncio.wrap_future(self._dispatcher.submit(cases, client))
+
+    def trouble(self, patience: float = 0.0) -> str | None:
+        """Return why programs cannot be run here, where that has been so for longer than the patience in seconds.
+
+        Programs that hang are no trouble: each ends at its deadline.
+        """
+        return self._dispatcher.trouble(patience)
+
+    @property
+    def restarts(self) -> int:
+        """How many workers were put in the place of others so far."""
+        return self._dispatcher.restarts
 
     def close(self) -> None:
         """End all workers and wait until they are gone; pending judgements fail. May be called twice."""
@@ -107,15 +140,16 @@ class SandboxPool:
 @dataclass(eq=False)
 class _Batch:
     cases: Sequence[Case]
+    client: Hashable
     future: "concurrent.futures.Future[list[Judgement]]"
     judgements: list[Judgement | None]
+    since: float = field(default_factory=time.monotonic)
     next_case: int = 0
     open_cases: int = 0
     executions: dict[Run, "_Execution"] = field(default_factory=dict)
     programs: dict[str, Program] = field(default_factory=dict)
     fresh: deque["_Execution"] = field(default_factory=deque)  # whose program might be compiled first
-    ready: deque["_Execution"] = field(default_factory=deque)
-    queued: bool = True
+    ready: tuple[deque["_Execution"], ...] = field(default_factory=lambda: tuple(deque() for _ in HASH_SEEDS))
 
 
 @dataclass(eq=False)
@@ -128,10 +162,12 @@ class _Execution:
     waiting: list[tuple[int, Generator[Run, Outcome, Judgement]]]
     first: Outcome | None = None
     outcome: Outcome | None = None
-    attempts: int = 0
+    attempts: int = 0  # of the present run, that were killed from outside
+    suspect: "_Execution | None" = None  # whose innocence this one, a program that does nothing, is to prove
     nonce: bytes = b""
     deadline: float = 0.0
     max_record: int = 0
+    started: float = 0.0
 
 
 @dataclass(eq=False)
@@ -144,6 +180,7 @@ class _Compiling:
     nonce: bytes
     deadline: float
     max_record: int
+    started: float = 0.0
 
 
 class _Dispatcher(threading.Thread):
@@ -156,27 +193,25 @@ class _Dispatcher(threading.Thread):
         super().__init__(name="verifier", daemon=True)
         self.ready: concurrent.futures.Future[dict[str, str]] = concurrent.futures.Future()
         self._limits = limits
-        self._allow_missing = allow_missing
-        self._workers = workers
         self._selector = selectors.DefaultSelector()
-        self._lanes: list[Lane | None] = [None] * (2 * workers)  # the seed of lane i is i % 2
+        self._crew = Crew(HASH_SEEDS, workers, limits.memory_mib, allow_missing, self._selector)
         self._running: dict[int, _Execution | _Compiling] = {}
-        self._idle: tuple[set[int], set[int]] = (set(), set())
-        self._second_runs: deque[_Execution] = deque()
-        self._batches: deque[_Batch] = deque()  # with first runs to start; they take turns
+        self._turns: list[ClientTurns[Hashable, _Batch]] = [ClientTurns(limits.timeout_seconds) for _ in HASH_SEEDS]
+        self._paused: list[tuple[float, int, int, _Execution]] = []  # when to go on, a number, under which seed, what
+        self._pauses = count()
         self._open: set[_Batch] = set()
         self._broken: set[int] = set()  # lanes to replace
-        self._starts = 0
         self._inbox: deque[_Batch] = deque()
         self._lock = threading.Lock()
         self._closing = False
+        self._beat = time.monotonic()
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
 
-    def submit(self, cases: Sequence[Case]) -> "concurrent.futures.Future[list[Judgement]]":
+    def submit(self, cases: Sequence[Case], client: Hashable) -> "concurrent.futures.Future[list[Judgement]]":
         """Queue a batch; from any thread."""
-        batch = _Batch(tuple(cases), concurrent.futures.Future(), [None] * len(cases))
+        batch = _Batch(tuple(cases), client, concurrent.futures.Future(), [None] * len(cases))
         if not cases:
             batch.future.set_result([])
             return batch.future
@@ -186,6 +221,20 @@ class _Dispatcher(threading.Thread):
             self._inbox.append(batch)
             self._wake()
         return batch.future
+
+    def trouble(self, patience: float) -> str | None:
+        """Return why programs cannot be run, if they cannot; from any thread."""
+        now = time.monotonic()
+        if not self.is_alive():
+            return "the verifier is closed"
+        if now - self._beat > _BEAT:
+            return f"the verifier's thread has not turned for {now - self._beat:.0f} s"
+        return self._crew.trouble(now, patience)
+
+    @property
+    def restarts(self) -> int:
+        """Workers that were put in the place of others."""
+        return self._crew.restarts
 
     def close(self) -> None:
         """End the thread; from any thread."""
@@ -204,7 +253,7 @@ class _Dispatcher(threading.Thread):
         """Serve until closed."""
         failure: BaseException = SandboxError("the verifier was closed before it had judged the case")
         try:
-            self.ready.set_result(self._start_all())
+            self.ready.set_result(self._crew.start_all())
             self._selector.register(self._wake_read, selectors.EVENT_READ, None)
             while not self._closing:
                 self._turn()
@@ -218,106 +267,46 @@ class _Dispatcher(threading.Thread):
     def _shut_down(self, failure: BaseException) -> None:
         with self._lock:
             self._closing = True
-        for lane in self._lanes:
-            if lane:
-                lane.kill()
+        self._crew.close()
         for batch in {*self._open, *self._inbox}:
             self._fail(batch, failure)
         self._selector.close()
         os.close(self._wake_read)
         os.close(self._wake_write)
 
-    # Starting
-
-    def _start_all(self) -> dict[str, str]:
-        for index in range(len(self._lanes)):
-            self._lanes[index] = self._spawn(index)
-        missing: dict[str, str] = {}
-        for index in range(len(self._lanes)):
-            missing |= self._admit(index)
-        return missing
-
-    def _spawn(self, index: int) -> Lane:
-        try:
-            return Lane(HASH_SEEDS[index % 2], self._limits.memory_mib)
-        except OSError as error:
-            raise SandboxError(f"a verifier worker cannot be started: {error}") from error
-
-    def _admit(self, index: int) -> dict[str, str]:
-        """Wait until a lane is ready and take it into service; return the layers that it does without, and why."""
-        lane = self._lane(index)
-        try:
-            report = lane.finish_start()
-        except SandboxError:
-            self._lanes[index] = None
-            raise
-        missing = {layer: reason for layer, reason in report.items() if reason is not None}
-        lacking = {
-            layer: reason
-            for layer, reason in missing.items()
-            if layer not in self._allow_missing and layer not in OPTIONAL_LAYERS
-        }
-        if lacking:
-            listed = "; ".join(f"{layer} ({reason})" for layer, reason in lacking.items())
-            flags = " ".join(f"--allow-missing {layer}" for layer in lacking)
-            raise SandboxError(
-                f"the verifier's isolation lacks {listed}; programs are not run without it unless told: {flags}"
-            )
-        self._selector.register(lane.control, selectors.EVENT_READ, index)
-        self._idle[index % 2].add(index)
-        return missing
-
-    def _replace(self, index: int) -> None:
-        """Put a new zygote in the place of one that is gone or stuck, and run again what it was running."""
-        lane = self._lanes[index]
-        self._lanes[index] = None
-        if lane:
-            self._selector.unregister(lane.control)
-            with contextlib.suppress(KeyError):
-                self._selector.unregister(lane.result_fd)
-            lane.kill()
-        self._idle[index % 2].discard(index)
-        running = self._running.pop(index, None)
-        self._starts += 1
-        if self._starts > _MAX_STARTS:
-            raise SandboxError(f"verifier workers ended {_MAX_STARTS} times in a row without finishing a run")
-        self._lanes[index] = self._spawn(index)
-        self._admit(index)
-        if isinstance(running, _Compiling):
-            self._compiled(running)
-        elif running:
-            running.attempts += 1
-            if running.attempts >= _ATTEMPTS:
-                self._settle(running, Outcome(Verdict.CRASHED, detail="its worker ended with it, twice"))
-            elif index % 2 == 0:
-                running.batch.ready.appendleft(running)
-                self._queue(running.batch)
-            else:
-                self._second_runs.appendleft(running)
-
     # Serving
 
     def _turn(self) -> None:
-        for key, _ in self._selector.select(1.0 if self._running else None):
+        now = self._beat = time.monotonic()
+        for key, _ in self._selector.select(self._next_turn(now)):
             if key.data is None:
                 self._receive()
-            elif key.fd == self._lane(key.data).result_fd:
+            elif self._crew.starts(key.data):
+                self._crew.admit(key.data)
+            elif key.fd == self._crew.lane(key.data).result_fd:
                 self._collect(key.data)
             else:
                 self._finish(key.data)
         now = time.monotonic()
         self._broken |= {index for index, running in self._running.items() if running.deadline < now}
         while self._broken:
-            self._replace(self._broken.pop())
+            self._lose(self._broken.pop())
+        self._crew.turn(now)
+        while self._paused and self._paused[0][0] <= now:
+            _, _, stage, execution = heapq.heappop(self._paused)
+            execution.batch.ready[stage].appendleft(execution)
+            self._queue(stage, execution.batch)
+        if self._open and (reason := self._crew.trouble(now, _PATIENCE)):
+            for batch in [one for one in self._open if now - one.since > _PATIENCE]:
+                self._fail(batch, SandboxError(f"for {_PATIENCE:g} s no program could be run: {reason}"))
         self._dispatch()
 
-    def _lane(self, index: int) -> Lane:
-        lane = self._lanes[index]
-        assert lane is not None
-        return lane
+    def _next_turn(self, now: float) -> float:
+        seconds = self._crew.next_turn(now)
+        return max(0.0, min(seconds, self._paused[0][0] - now)) if self._paused else seconds
 
     def _collect(self, index: int) -> None:
-        lane, running = self._lane(index), self._running.get(index)
+        lane, running = self._crew.lane(index), self._running.get(index)
         if running and not lane.collect(running.max_record):
             self._selector.unregister(lane.result_fd)  # the program now waits for its deadline
 
@@ -326,34 +315,60 @@ class _Dispatcher(threading.Thread):
             os.read(self._wake_read, 4096)
         while self._inbox:
             batch = self._inbox.popleft()
-            self._batches.append(batch)
+            self._queue(0, batch)
             self._open.add(batch)
 
+    def _lose(self, index: int) -> None:
+        """Let a lane be replaced that is gone or stuck, and make again the run that it was making."""
+        running = self._running.pop(index, None)
+        self._crew.lost(index, running=running is not None)
+        if running is None:
+            return
+        self._end(index, running)
+        if isinstance(running, _Compiling):
+            self._compiled(running)
+        else:
+            self._again(index % len(HASH_SEEDS), running)
+
+    def _again(self, stage: int, execution: _Execution) -> None:
+        """Make a run again that was killed from outside; soon, and later where that does not help."""
+        if execution.suspect:
+            execution = execution.suspect  # the machine kills a program that does nothing
+            execution.attempts = 0
+        execution.attempts += 1
+        if execution.attempts == _ATTEMPTS:
+            innocent = Run("def f():\n    return None\n", ("",))
+            execution = _Execution(innocent, Program(innocent.program), execution.batch, [], suspect=execution)
+        moment = time.monotonic() + _PAUSES[min(execution.attempts, len(_PAUSES)) - 1]
+        heapq.heappush(self._paused, (moment, next(self._pauses), stage, execution))
+
     def _dispatch(self) -> None:
-        while self._second_runs and self._idle[1]:
-            execution = self._second_runs.popleft()
-            if execution.batch.future.done():  # cancelled or failed
-                self._open.discard(execution.batch)
-            else:
-                self._launch(self._idle[1].pop(), execution)
-        while self._batches and self._idle[0]:
-            batch = self._batches.popleft()
-            batch.queued = False
-            if batch.future.done():
-                self._open.discard(batch)
-            elif self._start_next(batch):
-                self._queue(batch)
+        for stage in range(len(HASH_SEEDS) - 1, -1, -1):  # what is nearly done first
+            turns, idle = self._turns[stage], self._crew.idle[stage]
+            while idle and (batch := turns.first()) is not None:
+                if batch.future.done():  # cancelled or failed
+                    self._forget(batch)
+                elif not self._start_next(stage, batch):
+                    turns.drop(batch.client, batch)
 
-    def _queue(self, batch: _Batch) -> None:
-        if not batch.queued:
-            batch.queued = True
-            self._batches.append(batch)
+    def _queue(self, stage: int, batch: _Batch) -> None:
+        self._turns[stage].put(batch.client, batch)
 
-    def _start_next(self, batch: _Batch) -> bool:
-        """Give an idle lane the next work of a batch; False where there is none at this time."""
+    def _forget(self, batch: _Batch) -> None:
+        self._open.discard(batch)
+        for turns in self._turns:
+            turns.leave(batch.client, batch)
+
+    def _start_next(self, stage: int, batch: _Batch) -> bool:
+        """Give an idle lane the next work of a batch; return whether there is more."""
+        ready, idle = batch.ready[stage], self._crew.idle[stage]
+        if stage:
+            if ready:
+                self._launch(idle.pop(), ready.popleft())
+            return bool(ready)
         while (
             batch.next_case < len(batch.cases)
-            and not batch.ready
+            and not ready
             and len(batch.fresh) < _COMPILED_TOGETHER
             and not batch.future.done()
         ):
@@ -361,15 +376,17 @@ class _Dispatcher(threading.Thread):
             batch.next_case += 1
             batch.open_cases += 1
             self._advance(batch, index, judging.judge(batch.cases[index], self._limits), None)
+        if batch.future.done():  # nothing needed a run, or a case was at fault
+            return False
         while batch.fresh and batch.fresh[0].program.tried:
-            batch.ready.append(batch.fresh.popleft())
-        if batch.ready:
-            self._launch(self._idle[0].pop(), batch.ready.popleft())
+            ready.append(batch.fresh.popleft())
+        if ready:
+            self._launch(idle.pop(), ready.popleft())
         elif len(batch.fresh) >= _WORTH_COMPILING:
-            self._launch_compilation(self._idle[0].pop(), batch)
+            self._launch_compilation(idle.pop(), batch)
         elif batch.fresh:
-            self._launch(self._idle[0].pop(), batch.fresh.popleft())
-        return bool(batch.ready or batch.fresh) or batch.next_case < len(batch.cases)
+            self._launch(idle.pop(), batch.fresh.popleft())
+        return bool(ready or batch.fresh) or batch.next_case < len(batch.cases)
 
     def _advance(
         self, batch: _Batch, index: int, steps: Generator[Run, Outcome, Judgement], outcome: Outcome | None
@@ -393,7 +410,7 @@ class _Dispatcher(threading.Thread):
             self._fail(batch, error)
         batch.open_cases -= 1
         if batch.next_case == len(batch.cases) and not batch.open_cases:
-            self._open.discard(batch)
+            self._forget(batch)
             if not batch.future.done() and batch.future.set_running_or_notify_cancel():
                 batch.future.set_result([judgement for judgement in batch.judgements if judgement is not None])
 
@@ -403,8 +420,8 @@ class _Dispatcher(threading.Thread):
         if program.refusal:
             self._settle(execution, program.refusal)
             return
-        (batch.ready if program.tried else batch.fresh).append(execution)
-        self._queue(batch)
+        (batch.ready[0] if program.tried else batch.fresh).append(execution)
+        self._queue(0, batch)
 
     def _launch(self, index: int, execution: _Execution) -> None:
         second = index % 2 == 1
@@ -448,8 +465,10 @@ class _Dispatcher(threading.Thread):
         return time.monotonic() + WALL_FACTOR * timeout + _GRACE_SECONDS
 
     def _start(self, index: int, work: _Execution | _Compiling, job: bytes, timeout: float) -> None:
-        lane = self._lane(index)
+        lane = self._crew.lane(index)
         self._running[index] = work
+        work.started = time.monotonic()
+        self._turns[index % len(HASH_SEEDS)].begin(work.batch.client, work.batch)
         if work.max_record > PIPE_BYTES:
             self._selector.register(lane.result_fd, selectors.EVENT_READ, index)
         try:
@@ -463,36 +482,51 @@ class _Dispatcher(threading.Thread):
         for execution in compiling.executions:
             self._schedule(execution)
 
+    def _end(self, index: int, work: _Execution | _Compiling) -> None:
+        seconds = time.monotonic() - work.started
+        self._turns[index % len(HASH_SEEDS)].end(work.batch.client, work.batch, seconds)
+
     def _finish(self, index: int) -> None:
-        lane = self._lane(index)
+        lane = self._crew.lane(index)
         execution = self._running.get(index)
         message = lane.done(execution.max_record) if execution else None
         if message is None or execution is None:
             self._broken.add(index)
             return
         _, late, status, record = message
-        self._starts = 0
         del self._running[index]
         with contextlib.suppress(KeyError):
             self._selector.unregister(lane.result_fd)
-        self._idle[index % 2].add(index)
+        code = os.waitstatus_to_exitcode(status)
+        killed = not late and code < 0 and -code not in _OWN_SIGNALS
+        self._crew.finished(index, killed=killed)
+        self._end(index, execution)
+        stage = index % len(HASH_SEEDS)
         if isinstance(execution, _Compiling):
             judging.read_compiled(record, execution.nonce, execution.programs)
             self._compiled(execution)
-            return
-        second = index % 2 == 1
-        outcome = self._outcome(execution, late, status, record, second)
-        if second:
+        elif killed:
+            self._again(stage, execution)
+        elif execution.suspect:
+            detail = f"killed from outside {_ATTEMPTS} times, where a program that does nothing was not"
+            self._settle(execution.suspect, Outcome(Verdict.CRASHED, detail=detail))
+        else:
+            self._advance_run(stage, execution, self._outcome(execution, late, code, record, stage > 0))
+
+    def _advance_run(self, stage: int, execution: _Execution, outcome: Outcome) -> None:
+        """Carry an execution on to its next run, or settle it."""
+        execution.attempts = 0
+        if stage:
             assert execution.first is not None
             self._settle(execution, judging.join(execution.first, outcome))
         elif outcome.verdict is Verdict.VALID:
             execution.first = outcome
-            self._second_runs.append(execution)
+            execution.batch.ready[1].append(execution)
+            self._queue(1, execution.batch)
         else:
             self._settle(execution, outcome)
 
-    def _outcome(self, execution: _Execution, late: bool, status: int, record: bytes, second: bool) -> Outcome:
-        code = os.waitstatus_to_exitcode(status)
+    def _outcome(self, execution: _Execution, late: bool, code: int, record: bytes, second: bool) -> Outcome:
         if late or code == -signal.SIGXCPU:
             return Outcome(Verdict.TIMEOUT, detail=f"still running after {self._limits.timeout_seconds:g} s")
         if code < 0:
@@ -508,8 +542,6 @@ class _Dispatcher(threading.Thread):
             self._advance(execution.batch, index, steps, outcome)
 
     def _fail(self, batch: _Batch, error: BaseException) -> None:
-        self._open.discard(batch)
-        with contextlib.suppress(ValueError):
-            self._batches.remove(batch)
+        self._forget(batch)
         if not batch.future.done() and batch.future.set_running_or_notify_cancel():
             batch.future.set_exception(error)
