@@ -415,7 +415,7 @@ class Storage(Model):
 
 
 class HeldOut(Model):
-    """The fixed held-out problems of the embedded base model: the same in every run, never trained on."""
+    """The fixed held-out problems of the embedded base models: the same in every run, their programs in no training."""
 
     problems: int = Field(
         default=0,

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -26,6 +27,7 @@ from populora_trainer.sandbox import SandboxPool
 from populora_trainer.selfplay import Tools
 from populora_trainer.storage.checkpoint import CheckpointState
 from populora_trainer.tasks.compact import CompactTemplate
+from populora_trainer.tasks.held_out import NOTHING_HELD_OUT, HeldOutPrograms
 
 MANIFEST = Path(__file__).with_name("tiny.yaml")
 
@@ -39,7 +41,7 @@ def pool() -> Iterator[SandboxPool]:
 class Played:
     """A trainer with what it did."""
 
-    def __init__(self, pool: SandboxPool, *overrides: str) -> None:
+    def __init__(self, pool: SandboxPool, *overrides: str, held_out: HeldOutPrograms = NOTHING_HELD_OUT) -> None:
         spec = load_manifest(MANIFEST, overrides).spec
         base = load_base("builtin://nano")
         alone = spec.mode == "SingleAgent"
@@ -55,7 +57,7 @@ class Played:
             members,
             self.population,
             self.learner,
-            Tools(self.engine, pool, CompactTemplate(), base.tokenizer),
+            Tools(self.engine, pool, CompactTemplate(), base.tokenizer, held_out),
             AdapterConfig(spec.adapter.rank, spec.adapter.alpha, spec.adapter.target_modules, base.uri),
             self.phases.append,
         )
@@ -122,6 +124,55 @@ def test_teachers_and_students_learn_and_the_base_does_not(pool):
     frozen = [name for name, tensor in played.population.model.named_parameters() if id(tensor) not in adapters]
     assert len(frozen) > 50
     assert all(torch.equal(played.population.model.state_dict()[name], state[name]) for name in frozen)
+
+
+def test_no_training_sees_a_held_out_program(pool):
+    """The script proposes and answers `x + k` for ten k; half of them are held out."""
+    held_out = HeldOutPrograms.of(f"def f(n):\n    return n + {k}" for k in range(0, 10, 2))
+    types = ("tasks.types=[code_i, code_o, code_f]", "tasks.problemsPerMatchup=24")
+    played, free = Played(pool, *types, held_out=held_out), Played(pool, *types)
+    learned: list[str] = []
+    update = played.learner.update
+
+    def watch(groups):
+        for group in groups:
+            shown = played.trainer.tools.tokenizer.decode(list(group.prompt_ids), skip_special_tokens=False)
+            pairs = zip(group.completions, group.rewards_G, strict=True)
+            written = [one.token_ids for one, reward in pairs if reward is not None]
+            learned.extend([shown, *(played.trainer.tools.tokenizer.decode(list(one)) for one in written)])
+        return update(groups)
+
+    played.learner.update = watch
+    played.step(2)
+    free.step(2)
+    even = re.compile(r"x \+ [02468]\b")
+    assert even.search(repr([one.problem for step in free.observed for one in step.proposals if one.valid]))
+    withheld = [one for step in played.observed for one in step.proposals if one.withheld]
+    assert len(withheld) > 4
+    assert learned
+    assert not [text for text in learned if even.search(text)]
+    assert not even.search(played.trainer.buffer.to_bytes().decode())
+    assert not even.search(played.trainer.archive.to_bytes().decode())
+    valid = [one for step in played.observed for one in step.proposals if one.valid]
+    assert valid
+    assert not any(one.problem.program in held_out for one in valid)
+    metrics = [step.metrics() for step in played.observed]
+    assert sum(one["verdicts"]["held_out"] for one in metrics) == len(withheld)
+    assert sum(sum(one["verdicts"].values()) for one in metrics) == sum(len(step.proposals) for step in played.observed)
+    records = [record for step in played.observed for record in step.problem_records()]
+    assert sum(record["verdict"] == "held_out" for record in records) == len(withheld)
+    assert {record["shown"] for record in records if record["task"] == "code_f" and record["valid"]} == {1}
+    assert {record["shown"] for record in records if record["task"] != "code_f"} == {0}
+
+
+def test_a_held_out_proposal_makes_no_game(pool):
+    """All that can be proposed is held out, so that only what is no program or fails is left to rate by."""
+    everything = HeldOutPrograms.of(f"def f(n):\n    return n + {k}" for k in range(10))
+    observed = Played(pool, "training.proposalsPerPrompt=2", "tasks.problemsPerMatchup=4", held_out=everything).step()
+    assert all(one.withheld for one in observed.proposals)
+    assert not observed.games
+    assert observed.before == observed.after
+    assert observed.update.updated == ()
 
 
 def test_frozen_teachers_propose_and_stay_as_they_are(pool):

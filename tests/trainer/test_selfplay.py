@@ -26,6 +26,7 @@ from populora_trainer.selfplay import (
 )
 from populora_trainer.tasks.buffer import ProblemBuffer
 from populora_trainer.tasks.chat import ChatTemplate
+from populora_trainer.tasks.held_out import NOTHING_HELD_OUT, HeldOutPrograms
 
 ROOT = Path(__file__).parents[2]
 END = 0
@@ -128,9 +129,15 @@ def teach_then_solve(prompt: str, request: RolloutRequest, number: int) -> str:
     return ("```input\n2\n```", "```input\n2\n```", "```input\n2\n```", "```input\n5\n```")[number]
 
 
-def play(spec: Spec, pool: SandboxPool, script: Script = teach_then_solve, step: int = 1):
+def play(
+    spec: Spec,
+    pool: SandboxPool,
+    script: Script = teach_then_solve,
+    step: int = 1,
+    held_out: HeldOutPrograms = NOTHING_HELD_OUT,
+):
     engine, verifier = ScriptedEngine(script), CountingVerifier(pool)
-    tools = Tools(engine, verifier, ChatTemplate(), Letters())
+    tools = Tools(engine, verifier, ChatTemplate(), Letters(), held_out)
     members = founders(2, 2)
 
     async def play_round() -> tuple[list[Proposal], list[Solution]]:
@@ -308,6 +315,63 @@ def test_what_travels_to_a_sandbox_service_is_judged_there_as_here(functions, po
     here = play(functions, pool, teach_a_function)
     there = play(functions, Elsewhere(), teach_a_function)
     assert here[:2] == there[:2]
+
+
+KEPT = HeldOutPrograms.of(["def f(number):\n    return number + 1"])
+
+
+@pytest.mark.parametrize("preset", ["PopuLoRA", "AbsoluteZero"])
+def test_a_held_out_program_is_neither_run_nor_tried_nor_paid_nor_learned(spec, pool, preset):
+    spec = spec.model_copy(update={"rewards": spec.rewards.model_copy(update={"preset": preset})})
+    free = proposal_text("def f(x):\n    return x * 3", "1")
+
+    def script(prompt: str, request: RolloutRequest, number: int) -> str:
+        if "Invent" in prompt:
+            return (PROPOSALS[0], free, PROPOSALS[1], PROPOSALS[2])[number]
+        return ("```output\n3\n```" if "Work out" in prompt else "```input\n1\n```") if number else "three"
+
+    proposals, solutions, engine, verifier = play(spec, pool, script, held_out=KEPT)
+    assert [one.verdict for one in proposals[:4]] == ["held_out", "valid", "runtime_error", "malformed"]
+    assert [one.withheld for one in proposals[:4]] == [True, False, False, False]
+    assert not any("x + 1" in case.program for case in verifier.cases)
+    assert not any("x + 1" in Letters().decode(request.prompt_ids) for request in engine.requests)
+    rewards = cross_evaluate(proposals, solutions, spec)
+    assert rewards.teacher_P[:4] == (0.0, 0.25, -1.0, -1.0)
+    assert rewards.solve_rate_P[:2] == (None, 0.75)
+    groups = training_groups(proposals, solutions, rewards, spec)
+    assert groups[0].rewards_G == (None, 0.25, -1.0, -1.0)
+    assert groups[0].completions == tuple(one.completion for one in proposals[:4])
+
+
+def test_without_held_out_programs_the_same_round_has_no_such_verdict(spec, pool):
+    proposals, _, _, _ = play(spec, pool)
+    assert proposals[0].valid
+    assert not any(one.withheld for one in proposals)
+
+
+def test_an_answer_that_is_a_held_out_program_is_judged_and_not_learned(functions, pool):
+    def script(prompt: str, request: RolloutRequest, number: int) -> str:
+        if "Here is a Python program. A student will see" in prompt:
+            return function_text(("1", "2", "3", "4"))
+        program = ("a", "a + 1", "a", "a - 1")[number]
+        return f"```python\ndef f(a):\n    return {program}\n```"
+
+    proposals, solutions, _, _ = play(functions, pool, script, held_out=KEPT)
+    assert solutions[0].kinds == ("correct", "wrong", "correct", "wrong")
+    assert solutions[0].withheld_G == (False, True, False, False)
+    groups = training_groups(proposals, solutions, cross_evaluate(proposals, solutions, functions), functions)
+    learned = [group.rewards_G for group in groups if group.role == "student"]
+    assert set(learned) == {(1.0, None, 1.0, -0.5)}
+
+
+def test_a_completion_that_is_left_alone_in_its_group_is_not_learned_either(spec, pool):
+    def script(prompt: str, request: RolloutRequest, number: int) -> str:
+        return PROPOSALS[0 if number else 2] if "Invent" in prompt else "three"
+
+    proposals, solutions, _, _ = play(spec, pool, script, held_out=KEPT)
+    groups = training_groups(proposals, solutions, cross_evaluate(proposals, solutions, spec), spec)
+    assert not solutions
+    assert {group.rewards_G for group in groups} == {(None, None, None, None)}
 
 
 class Straggling(ScriptedEngine):

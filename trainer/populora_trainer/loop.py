@@ -63,7 +63,7 @@ class Trainer:
         self.tools = tools
         self.adapter = adapter
         self.on_phase = on_phase
-        self.buffer = ProblemBuffer(spec.tasks.buffer_size)
+        self.buffer = ProblemBuffer(spec.tasks.buffer_size, tools.held_out)
         self.archive = Archive()
         self.step = 0
 
@@ -96,6 +96,7 @@ class Trainer:
                 [
                     Exchange(proposal.matchup.teacher, proposal.matchup.student, proposal.task, rho)
                     for proposal, rho in zip(proposals, rewards.solve_rate_P, strict=True)
+                    if not proposal.withheld
                 ],
                 spec.matchmaking.games_per,
             )
@@ -182,6 +183,6 @@ class Trainer:
         self.members = tuple(state.members)
         self.learner.load_state(state.optimizer)
         self.learner.share()
-        self.buffer = ProblemBuffer.from_bytes(state.buffer)
+        self.buffer = ProblemBuffer.from_bytes(state.buffer, self.tools.held_out)
         self.archive = Archive.from_bytes(state.archive)
         self.step = step

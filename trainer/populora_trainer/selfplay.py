@@ -21,19 +21,30 @@ from populora_trainer.rollout.engine import Completion, RolloutEngine, RolloutRe
 from populora_trainer.sandbox import Case, Judgement, Verifier
 from populora_trainer.tasks.buffer import ProblemBuffer
 from populora_trainer.tasks.cases import answer_case, proposal_case
+from populora_trainer.tasks.held_out import NOTHING_HELD_OUT, HeldOutPrograms
 from populora_trainer.tasks.problem import Problem, TaskType
 from populora_trainer.tasks.rewards import PRESETS, AnswerKind, student_reward, teacher_reward
 from populora_trainer.tasks.templates import Template, Tokenizer
 
+HELD_OUT = "held_out"
+
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What a round plays with: the engine that samples, the verifier that judges, and how text becomes tokens."""
+    """What a round plays with.
+
+    Attributes:
+        engine: samples.
+        verifier: judges.
+        template, tokenizer: turn problems into tokens, and tokens into answers.
+        held_out: programs that no update and no prompt of the training may see.
+    """
 
     engine: RolloutEngine
     verifier: Verifier
     template: Template
     tokenizer: Tokenizer
+    held_out: HeldOutPrograms = NOTHING_HELD_OUT
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +59,8 @@ class Proposal:
         completion: what the teacher wrote, as tokens.
         text: the same as text.
         problem: the parsed problem, canonical and with outputs once valid; None where the text cannot be parsed.
-        verdict: the verifier's verdict, "malformed" where nothing could be parsed, or "prompt_limit" where the
-            problem does not fit into a student's prompt.
+        verdict: the verifier's verdict, "malformed" where nothing could be parsed, "held_out" where its program is
+            kept for evaluation, or "prompt_limit" where the problem does not fit into a student's prompt.
         seen: whether the buffer knew the program before the round (code_i and code_o, where the program is new text).
     """
 
@@ -64,15 +75,25 @@ class Proposal:
     valid: bool = False
     seen: bool = False
 
+    @property
+    def withheld(self) -> bool:
+        """Whether its program is kept for evaluation: it is not run, not tried, not paid, not rated and not learned."""
+        return self.verdict == HELD_OUT
+
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """The student's rollouts on one valid proposal, with a judgement each."""
+    """The student's rollouts on one valid proposal, with a judgement each.
+
+    `withheld_G` marks programs that are kept for evaluation, written as answers to another problem: they are judged
+    like all answers, and not learned.
+    """
 
     proposal: Proposal
     prompt_ids: tuple[int, ...]
     completions: tuple[Completion, ...]
     kinds: tuple[AnswerKind, ...]
+    withheld_G: tuple[bool, ...]
 
     @property
     def solve_rate(self) -> float:
@@ -154,9 +175,14 @@ async def solve(
     async with aclosing(tools.engine.generate(requests)) as waves:
         async for wave in waves:
             tried = [problems[number] for number, _ in wave]
-            kinds = await judge_completions(tried, [completions for _, completions in wave], tools)
-            for (number, completions), kinds_G in zip(wave, kinds, strict=True):
-                solved[number] = Solution(valid[number], requests[number].prompt_ids, tuple(completions), kinds_G)
+            answers = read_answers(tried, [completions for _, completions in wave], tools)
+            kinds = await judge_answers(tried, answers, tools)
+            for (number, completions), answers_G, kinds_G in zip(wave, answers, kinds, strict=True):
+                writes = problems[number].task == "code_f"
+                withheld_G = tuple(writes and answer in tools.held_out for answer in answers_G)
+                solved[number] = Solution(
+                    valid[number], requests[number].prompt_ids, tuple(completions), kinds_G, withheld_G
+                )
     return [solved[number] for number in range(len(valid))]
 
 
@@ -196,24 +222,34 @@ async def students_at_work(
         raise failures.exceptions[0] from None
 
 
-async def judge_completions(
+def read_answers(
     problems: Sequence[Problem], completions_per_problem: Sequence[Sequence[Completion]], tools: Tools
+) -> list[tuple[str | None, ...]]:
+    """Return for every problem the answer that each completion gives, None where it is malformed or cut off."""
+    template, tokenizer = tools.template, tools.tokenizer
+    return [
+        tuple(
+            template.parse_solution(problem, template.decode(tokenizer, completion.token_ids))
+            if completion.finish_reason == "stop"
+            else None
+            for completion in completions
+        )
+        for problem, completions in zip(problems, completions_per_problem, strict=True)
+    ]
+
+
+async def judge_answers(
+    problems: Sequence[Problem], answers: Sequence[Sequence[str | None]], tools: Tools
 ) -> list[tuple[AnswerKind, ...]]:
-    """Return for every problem one of correct, wrong and malformed per completion.
+    """Return for every problem one of correct, wrong and malformed per answer.
 
     Equal answers to equal problems are executed once: students repeat themselves, above all on easy problems.
     """
-    answers: list[list[str | None]] = []
     cases: dict[tuple[Problem, str], Case] = {}
-    for problem, completions in zip(problems, completions_per_problem, strict=True):
-        row: list[str | None] = []
-        for completion in completions:
-            text = tools.template.decode(tools.tokenizer, completion.token_ids)
-            answer = tools.template.parse_solution(problem, text) if completion.finish_reason == "stop" else None
-            row.append(answer)
+    for problem, row in zip(problems, answers, strict=True):
+        for answer in row:
             if answer is not None and (problem, answer) not in cases:
                 cases[problem, answer] = answer_case(problem, answer, str(len(cases)))
-        answers.append(row)
     judged = await tools.verifier.judge(list(cases.values()))
     kind_of = {key: _answer_kind(judgement) for key, judgement in zip(cases, judged, strict=True)}
     return [
@@ -234,13 +270,18 @@ class Rewards:
 def cross_evaluate(proposals: Sequence[Proposal], solutions: Sequence[Solution], spec: Spec) -> Rewards:
     """Reward students by their answers and teachers by how hard, but solvable, their problems were.
 
+    A proposal whose program is held out earns 0, with every preset, and is left out of the update: paid or punished, it
+    would tell the teacher which programs are held out.
+
     Source: arXiv 2605.16727, equations 1 and 2.
     """
     solve_rate = {id(solution.proposal): solution.solve_rate for solution in solutions}
     rates = tuple(solve_rate.get(id(proposal)) for proposal in proposals)
     preset, penalty = PRESETS[spec.rewards.preset], spec.tasks.novelty_penalty
     teacher = tuple(
-        teacher_reward(rate, preset, task=proposal.task, seen=proposal.seen, novelty_penalty=penalty)
+        0.0
+        if proposal.withheld
+        else teacher_reward(rate, preset, task=proposal.task, seen=proposal.seen, novelty_penalty=penalty)
         for proposal, rate in zip(proposals, rates, strict=True)
     )
     student = tuple(tuple(student_reward(kind, preset) for kind in solution.kinds) for solution in solutions)
@@ -250,7 +291,10 @@ def cross_evaluate(proposals: Sequence[Proposal], solutions: Sequence[Solution],
 def training_groups(
     proposals: Sequence[Proposal], solutions: Sequence[Solution], rewards: Rewards, spec: Spec
 ) -> list[Group]:
-    """Return what the learner learns from: the completions of one prompt with their rewards, teachers first."""
+    """Return what the learner learns from: the completions of one prompt with their rewards, teachers first.
+
+    What is held out has None for its reward, which keeps a completion out of the gradient and of its group's mean.
+    """
     groups = []
     if not spec.training.freeze_teachers:
         by_prompt: dict[int, list[tuple[Proposal, float]]] = {}
@@ -265,7 +309,7 @@ def training_groups(
                     task=first.task,
                     prompt_ids=first.prompt_ids,
                     completions=tuple(proposal.completion for proposal, _ in rows),
-                    rewards_G=tuple(reward for _, reward in rows),
+                    rewards_G=_learned([reward for _, reward in rows], [one.withheld for one, _ in rows]),
                 )
             )
     for solution, rewards_G in zip(solutions, rewards.student_PG, strict=True):
@@ -276,10 +320,18 @@ def training_groups(
                 task=solution.proposal.task,
                 prompt_ids=solution.prompt_ids,
                 completions=solution.completions,
-                rewards_G=rewards_G,
+                rewards_G=_learned(rewards_G, solution.withheld_G),
             )
         )
     return groups
+
+
+def _learned(rewards_G: Sequence[float], withheld_G: Sequence[bool]) -> tuple[float | None, ...]:
+    """Take out what no update may see, and with it a completion that is left with nothing to be compared with."""
+    if not any(withheld_G):
+        return tuple(rewards_G)
+    alone = withheld_G.count(False) == 1
+    return tuple(None if withheld or alone else reward for reward, withheld in zip(rewards_G, withheld_G, strict=True))
 
 
 def _request(spec: Spec, member: int, prompt_ids: Sequence[int], n: int, seed: int) -> RolloutRequest:
@@ -300,16 +352,22 @@ def _answer_kind(judgement: Judgement) -> AnswerKind:
 
 
 async def _validate(proposals: list[Proposal], spec: Spec, buffer: ProblemBuffer, tools: Tools) -> list[Proposal]:
-    """Run every parsed proposal and return all of them with their verdicts, in order."""
+    """Run every parsed proposal that is not held out, and return all proposals with their verdicts, in order."""
+    proposals = [
+        replace(proposal, verdict=HELD_OUT)
+        if proposal.problem is not None and proposal.problem.program in tools.held_out
+        else proposal
+        for proposal in proposals
+    ]
     cases: dict[Problem, Case] = {}
     for proposal in proposals:
         problem = proposal.problem
-        if problem is not None and problem not in cases:
+        if problem is not None and not proposal.withheld and problem not in cases:
             cases[problem] = proposal_case(problem, str(len(cases)))
     judged = dict(zip(cases, await tools.verifier.judge(list(cases.values())), strict=True))
     return [
         proposal
-        if proposal.problem is None
+        if proposal.problem is None or proposal.withheld
         else _judged(proposal, proposal.problem, judged[proposal.problem], spec, buffer, tools)
         for proposal in proposals
     ]

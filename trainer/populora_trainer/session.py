@@ -28,7 +28,7 @@ from populora_trainer.evaluation.held_out import Sampling, solve_held_out, summa
 from populora_trainer.learning.mismatch import doubt
 from populora_trainer.learning.update import Learner, LearnerSettings
 from populora_trainer.loop import Trainer
-from populora_trainer.nano.heldout import load_heldout
+from populora_trainer.nano.heldout import held_out_programs, load_heldout
 from populora_trainer.observations import Observations, member_status
 from populora_trainer.population.lora import LoraPopulation
 from populora_trainer.population.members import Member, founders, single_agent, slots
@@ -265,6 +265,7 @@ def open_session(
             verifier=verifier,
             template=template_for(base.tokenizer, base.uri),
             tokenizer=base.tokenizer,
+            held_out=held_out_programs(base.uri),
         )
         trainer = Trainer(
             spec,

@@ -44,7 +44,7 @@ def test_the_object_has_the_documented_keys():
     metrics = step()
     assert set(metrics) == {
         *("step", "seconds", "solve_rate", "valid_rate", "reward", "entropy", "response_tokens", "complexity"),
-        *("ratings", "tokens_per_second", "advantage", "coverage", "tokens"),
+        *("ratings", "tokens_per_second", "advantage", "coverage", "tokens", "verdicts"),
     }
     assert set(metrics["solve_rate"]) == {"overall", "code_i", "code_o", "code_f"}
     assert set(metrics["reward"]) == {"teacher", "student"}
@@ -116,3 +116,8 @@ def test_evaluations_are_carried_where_there_are_any():
     metrics = step(held_out={"solve_rate": rates, "stderr": 0.02}, reference_solve_rate=0.3)
     assert metrics["held_out"]["solve_rate"] == rates
     assert metrics["reference_solve_rate"] == 0.3
+
+
+def test_proposals_are_counted_by_verdict():
+    problems = [problem(), problem(), problem(valid=False), problem(valid=False) | {"verdict": "held_out"}]
+    assert step(problems=problems)["verdicts"] == {"held_out": 1, "syntax": 1, "valid": 2}

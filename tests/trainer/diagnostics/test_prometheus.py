@@ -16,7 +16,7 @@ from populora_trainer.rollout.replicas import Sync
 
 
 def metrics(step=3, **changes):
-    problem = {"task": "code_o", "valid": True, "solve_rate": 0.25, "complexity": None}
+    problem = {"task": "code_o", "valid": True, "verdict": "valid", "solve_rate": 0.25, "complexity": None}
     arguments = {
         "seconds": {"propose": 1.0, "solve": 2.0},
         "problems": [problem],
@@ -98,6 +98,7 @@ def test_counters_add_up_over_steps(monitor, endpoint):
     assert found["populora_tokens_total", "sampled"] == 15
     assert found["populora_tokens_total", "trained"] == 7
     assert found["populora_phase_seconds_total", "solve"] == 4.0
+    assert found["populora_proposals_total", "valid"] == 2
     assert ("populora_phase_seconds_total", "total") not in found
 
 

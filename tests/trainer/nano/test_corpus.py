@@ -8,9 +8,9 @@ import pytest
 
 from populora_trainer.nano.corpus import BROAD_MIX, FINAL_MIX, IDENTITY, CorpusGenerator, chunk, message_of
 from populora_trainer.nano.heldout import heldout_hashes
-from populora_trainer.nano.programs import normalised_hash
 from populora_trainer.nano.tokenizer import HINT_WORDS, Lexer
 from populora_trainer.tasks.compact import EOS, SPECIAL_TOKENS, UNKNOWN, CompactTemplate
+from populora_trainer.tasks.held_out import normalised_hash
 from populora_trainer.tasks.problem import Problem
 
 TEMPLATE = CompactTemplate()

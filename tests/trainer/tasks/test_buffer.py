@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from populora_trainer.errors import StorageError
 from populora_trainer.tasks.buffer import ProblemBuffer
+from populora_trainer.tasks.held_out import HeldOutPrograms
 from populora_trainer.tasks.problem import TASK_TYPES, Problem
 
 IDENTITY = "def f(a):\n    return a"
@@ -97,6 +98,20 @@ def test_references_are_uniform_over_old_and_new():
         counts[one.program] = counts.get(one.program, 0) + 1
     assert len(counts) == 5
     assert all(850 < count < 1150 for count in counts.values())
+
+
+def test_a_held_out_program_never_enters_and_an_older_buffer_loses_it():
+    held_out = HeldOutPrograms.of(["def f(n):\n    return n + 3"])
+    kept, free = problem(program="def f(a):\n    return a + 3"), problem(program="def f(a):\n    return a + 4")
+    buffer = ProblemBuffer(held_out=held_out)
+    assert not buffer.add(kept, author="t", step=1)
+    assert buffer.add(free, author="t", step=1)
+    older = ProblemBuffer()
+    assert older.add(kept, author="t", step=1)
+    assert older.add(free, author="t", step=1)
+    assert ProblemBuffer.from_bytes(older.to_bytes(), held_out).to_bytes() == buffer.to_bytes()
+    assert ProblemBuffer.from_bytes(older.to_bytes()).to_bytes() == older.to_bytes()
+    assert not ProblemBuffer.from_bytes(buffer.to_bytes(), held_out).add(kept, author="t", step=2)
 
 
 def test_code_f_draws_its_program_from_the_other_two_sections():

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -79,6 +80,7 @@ def assemble(
         "seconds": spent,
         "solve_rate": solve_rates(valid),
         "valid_rate": len(valid) / len(problems) if problems else None,
+        "verdicts": dict(sorted(Counter(problem["verdict"] for problem in problems).items())),
         "reward": {
             "teacher": _mean(sample.reward for sample in samples if sample.role == "teacher"),
             "student": _mean(sample.reward for sample in samples if sample.role == "student"),

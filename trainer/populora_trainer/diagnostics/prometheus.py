@@ -65,6 +65,7 @@ FAMILIES: dict[str, Family] = {
         Family("populora_tokens_per_second", "gauge", (), "Tokens worked through per second of the last step."),
         Family("populora_phase_seconds", "counter", ("phase",), "Wall time spent in each phase of a step."),
         Family("populora_tokens", "counter", ("purpose",), "Tokens worked through since the process started."),
+        Family("populora_proposals", "counter", ("verdict",), "Proposals since the process started, by their verdict."),
         Family("populora_steps_completed", "counter", (), "Steps completed since the process started."),
     )
 }
@@ -76,7 +77,7 @@ class RunMonitor(Collector):
     """What is known of a running run; the loop writes it, HTTP threads read it.
 
     Values that were not measured are absent from the exposition, and so are members that have been replaced: the
-    labels are the tasks, roles, phases, present members and the learner's statistics, and nothing else.
+    labels are the tasks, roles, phases, verdicts, present members and the learner's statistics, and nothing else.
     """
 
     def __init__(self, steps: int) -> None:
@@ -91,6 +92,7 @@ class RunMonitor(Collector):
         self._completed = 0
         self._seconds: Counter[str] = Counter()
         self._tokens: Counter[str] = Counter()
+        self._verdicts: Counter[str] = Counter()
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)
 
@@ -117,6 +119,7 @@ class RunMonitor(Collector):
             self._durations.append(metrics["seconds"].get("total", 0.0))
             self._seconds.update({name: value for name, value in metrics["seconds"].items() if name != "total"})
             self._tokens.update(metrics.get("tokens", {}))
+            self._verdicts.update(metrics.get("verdicts", {}))
             if "held_out" in metrics:
                 rates = metrics["held_out"]["solve_rate"].items()
                 self._held_out = {(task,): rate for task, rate in rates if isinstance(rate, float)}
@@ -174,6 +177,7 @@ class RunMonitor(Collector):
             "populora_held_out_solve_rate": self._held_out,
             "populora_phase_seconds": _labelled(self._seconds),
             "populora_tokens": _labelled(self._tokens),
+            "populora_proposals": _labelled(self._verdicts),
             "populora_steps_completed": {(): self._completed},
         }
         for member in self._members:

@@ -57,7 +57,7 @@ class ProblemRecord(TypedDict):
     outputs: list[str]
     shown: int  # code_f: pairs that the student saw, the first ones, the others judged its program; else 0
     message: str
-    verdict: str  # of the verifier, or "malformed" where no problem could be read
+    verdict: str  # of the verifier, or "malformed", "held_out" or "prompt_limit": see selfplay.Proposal
     valid: bool
     solve_rate: float | None  # None: invalid, or nobody tried
     reward: float  # the teacher's
@@ -90,7 +90,7 @@ class RatingRecord(TypedDict):
 
 
 class HeldOutRecord(TypedDict):
-    """An evaluation on fixed problems that no training saw, as the mean over the students."""
+    """An evaluation on fixed problems whose programs no training saw, as the mean over the students."""
 
     solve_rate: SolveRates  # sampled at the training temperature
     stderr: NotRequired[float | None]  # of the overall solve rate
@@ -151,6 +151,7 @@ class StepMetrics(TypedDict):
     seconds: dict[str, float]  # per phase, and "total"
     solve_rate: SolveRates
     valid_rate: float | None
+    verdicts: NotRequired[dict[str, int]]  # the step's proposals by verdict
     reward: RoleRewards
     entropy: float | None  # nats a token, mean over sampled tokens
     response_tokens: float | None  # mean length of a completion

@@ -55,7 +55,7 @@ SECTIONS: tuple[tuple[str, tuple[Spec, ...]], ...] = (
         (
             Spec(
                 "Held-out solve rate, %",
-                "Fixed problems that no training saw: progress of the students, with one standard error around it.",
+                "Fixed problems whose programs no training saw: progress of the students, with one standard error.",
                 (
                     Curve("held_out", "sampled", ("held_out", "solve_rate", "overall"), True),
                     Curve("held_out_greedy", "greedy", ("held_out", "greedy", "overall"), True),

@@ -76,6 +76,7 @@ class RunData:
         metrics: lines of metrics.jsonl in order of steps, one a step.
         matrix: (student's place, teacher's place) to (sum of solve rates, valid problems).
         proposals: lines of problems.jsonl that were read.
+        held_out: those of them whose program is kept for evaluation.
         hardest: solved problems with the lowest solve rates, hardest first.
         relatives: everybody that evolution.jsonl names.
         notes: what is missing, as sentences.
@@ -87,6 +88,7 @@ class RunData:
     metrics: list[Record]
     matrix: dict[tuple[str, str], tuple[float, int]] = field(default_factory=dict)
     proposals: int = 0
+    held_out: int = 0
     hardest: list[SolvedProblem] = field(default_factory=list)
     relatives: Mapping[str, Relative] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -126,7 +128,7 @@ def read_run(store: ObjectStore, place: str) -> RunData:
     metrics = [by_step[step] for step in sorted(by_step)]
     if not metrics:
         notes.append("No step has been completed yet.")
-    proposals, hardest = _hardest(read_log(store, "problems", damaged["problems"].append))
+    proposals, held_out, hardest = _hardest(read_log(store, "problems", damaged["problems"].append))
     matrix = _matrix(read_log(store, "matchups", damaged["matchups"].append))
     relatives = _family(read_log(store, "evolution", damaged["evolution"].append), notes)
     notes += [_left_out(log_key(log), lines) for log, lines in damaged.items() if lines]
@@ -137,6 +139,7 @@ def read_run(store: ObjectStore, place: str) -> RunData:
         metrics=metrics,
         matrix=matrix,
         proposals=proposals,
+        held_out=held_out,
         hardest=hardest,
         relatives=relatives,
         notes=tuple(notes),
@@ -219,11 +222,12 @@ def _matrix(matchups: Iterable[Record]) -> dict[tuple[str, str], tuple[float, in
     return cells
 
 
-def _hardest(problems: Iterator[Record]) -> tuple[int, list[SolvedProblem]]:
-    """Count the problems and keep the hardest solved ones, one for each program, without holding them all."""
-    seen, kept = 0, dict[str, Record]()
+def _hardest(problems: Iterator[Record]) -> tuple[int, int, list[SolvedProblem]]:
+    """Count the problems and the held-out ones, and keep the hardest solved ones, one for each program."""
+    seen, held_out, kept = 0, 0, dict[str, Record]()  # the log is not held whole
     for problem in problems:
         seen += 1
+        held_out += problem.get("verdict") == "held_out"
         rate = number(problem, "solve_rate")
         if rate is None or rate <= 0 or not isinstance(problem.get("program"), str):
             continue
@@ -232,7 +236,7 @@ def _hardest(problems: Iterator[Record]) -> tuple[int, list[SolvedProblem]]:
             kept[program] = problem
         if len(kept) > _HELD_BACK:
             kept = {str(one["program"]): one for one in heapq.nsmallest(HARDEST, kept.values(), key=_hardness)}
-    return seen, [_shown(problem) for problem in heapq.nsmallest(HARDEST, kept.values(), key=_hardness)]
+    return seen, held_out, [_shown(problem) for problem in heapq.nsmallest(HARDEST, kept.values(), key=_hardness)]
 
 
 def _shown(problem: Record) -> SolvedProblem:

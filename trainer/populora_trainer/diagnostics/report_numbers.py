@@ -47,6 +47,7 @@ class RunSummary(TypedDict):
     ratings: dict[str, dict[str, float]]
     best_members: dict[str, str]
     problems: int
+    held_out_proposals: int
     births: int
     notes: list[str]
 
@@ -77,6 +78,7 @@ def _summary(run: RunData) -> RunSummary:
         },
         "best_members": best_members(known),
         "problems": run.proposals,
+        "held_out_proposals": run.held_out,
         "births": sum(1 for one in run.relatives.values() if one.operator),
         "notes": list(run.notes),
     }

@@ -1,4 +1,4 @@
-"""How good members are on problems that no training saw.
+"""How good members are on problems whose programs no training saw.
 
 Uses the same engine, prompts and verifier as training; must not import the loop, storage or a command.
 """

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from populora_trainer.diagnostics.records import HeldOutRecord, SolveRates
 from populora_trainer.randomness import draw
 from populora_trainer.rollout.engine import RolloutRequest, all_completions
-from populora_trainer.selfplay import Tools, judge_completions
+from populora_trainer.selfplay import Tools, judge_answers, read_answers
 from populora_trainer.tasks.problem import Problem, TaskType
 
 
@@ -51,7 +51,7 @@ async def solve_held_out(
                 requests.append(RolloutRequest(slot, prompt_ids, count, seed, sampling.max_tokens, temperature))
     completions = await all_completions(tools.engine, requests)
     repeated = [problem for _ in slots for problem in problems for _ in range(2)]
-    kinds = await judge_completions(repeated, completions, tools)
+    kinds = await judge_answers(repeated, read_answers(repeated, completions, tools), tools)
     rates = [sum(kind == "correct" for kind in row) / len(row) for row in kinds]
     results = {}
     for index, slot in enumerate(slots):

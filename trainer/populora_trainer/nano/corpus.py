@@ -15,7 +15,6 @@ from populora_trainer.nano.programs import (
     Sample,
     argument_text,
     compile_program,
-    normalised_hash,
     random_program,
     random_value,
 )
@@ -29,6 +28,7 @@ from populora_trainer.tasks.compact import (
     proposal_completion,
     propose_prompt,
 )
+from populora_trainer.tasks.held_out import normalised_hash
 from populora_trainer.tasks.problem import TaskType
 
 DRILL_ARGUMENTS: tuple[tuple[str, ...], ...] = (

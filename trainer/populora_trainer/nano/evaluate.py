@@ -17,11 +17,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreT
 
 from populora_trainer.nano.corpus import EASY_SIZES, IDENTITY, CorpusGenerator
 from populora_trainer.nano.heldout import heldout_hashes, load_heldout
-from populora_trainer.nano.programs import normalised_hash
 from populora_trainer.randomness import choices, tensor_generator
 from populora_trainer.sandbox import Case, Judgement, SandboxPool, Verifier
 from populora_trainer.tasks.cases import answer_case, proposal_case
 from populora_trainer.tasks.compact import CompactTemplate
+from populora_trainer.tasks.held_out import normalised_hash
 from populora_trainer.tasks.problem import TASK_TYPES, Problem, TaskType
 
 TEMPLATE = CompactTemplate()

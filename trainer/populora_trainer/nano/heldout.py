@@ -1,7 +1,8 @@
-"""The held-out problems of the embedded base: fixed, shipped with it, and never seen in its pretraining.
+"""The held-out problems of the embedded bases: fixed, shipped with them, their programs unseen in any training.
 
 `heldout.jsonl` holds one problem a line, three per program (code_o, code_i, code_f) in shuffled order of programs, so
-that any prefix is a fair sample. Pretraining rejects every program that equals one of these up to variable names.
+that any prefix is a fair sample. Pretraining rejects every program that equals one of these up to variable names. So
+does self-play on an embedded base: all of them, however many problems a run is evaluated on.
 """
 
 import json
@@ -10,8 +11,10 @@ from functools import cache
 from pathlib import Path
 
 from populora_trainer.nano.corpus import IDENTITY, SOLVE_SIZES, WIDE, contrasting, message_of
-from populora_trainer.nano.programs import Program, further_samples, normalised_hash, random_program
+from populora_trainer.nano.programs import Program, further_samples, random_program
+from populora_trainer.nano.registry import SCHEME
 from populora_trainer.randomness import choices
+from populora_trainer.tasks.held_out import NOTHING_HELD_OUT, HeldOutPrograms, normalised_hash
 from populora_trainer.tasks.problem import TASK_TYPES, Problem
 
 HELDOUT_PATH = Path(__file__).with_name("heldout.jsonl")
@@ -30,7 +33,12 @@ def load_heldout() -> tuple[Problem, ...]:
 @cache
 def heldout_hashes() -> frozenset[str]:
     """Return the normalised hashes of the held-out programs."""
-    return frozenset(normalised_hash(program) for program in {problem.program for problem in load_heldout()})
+    return HeldOutPrograms.of({problem.program for problem in load_heldout()}).digests
+
+
+def held_out_programs(base_uri: str) -> HeldOutPrograms:
+    """Return the programs that training on a base may not see: those of the embedded bases, of another base none."""
+    return HeldOutPrograms(heldout_hashes()) if base_uri.startswith(SCHEME) else NOTHING_HELD_OUT
 
 
 def _read(text: str) -> Iterator[Problem]:

@@ -5,7 +5,6 @@ process. `size` sets how many statements precede a program's return.
 """
 
 import ast
-import hashlib
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -166,26 +165,3 @@ def random_program(rng: random.Random, size: int, count: int, wide: bool = False
         samples = sample_program(source, kinds, rng, count)
         if samples is not None:
             return Program(source, samples)
-
-
-def normalised_hash(source: str) -> str:
-    """Digest of a program up to the names of its variables and its layout.
-
-    Two programs that differ only by renaming arguments and local variables share it, so holding one out holds out both.
-    """
-    tree = ast.parse(source)
-    names = {name: f"v{index}" for index, name in enumerate(_binding_order(tree))}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name):
-            node.id = names.get(node.id, node.id)
-        elif isinstance(node, ast.arg):
-            node.arg = names[node.arg]
-    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:16]
-
-
-def _binding_order(tree: ast.Module) -> list[str]:
-    """Names bound in the program, arguments first, then by position in the source."""
-    arguments = [node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)]
-    stores = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
-    stores.sort(key=lambda node: (node.lineno, node.col_offset))
-    return list(dict.fromkeys([*arguments, *(node.id for node in stores)]))

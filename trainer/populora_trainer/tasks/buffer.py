@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from populora_trainer.errors import StorageError
+from populora_trainer.tasks.held_out import NOTHING_HELD_OUT, HeldOutPrograms
 from populora_trainer.tasks.parsing import normalised
 from populora_trainer.tasks.problem import TASK_TYPES, Problem, TaskType
 
@@ -56,17 +57,27 @@ class ProblemBuffer:
     full the oldest problem leaves (Absolute Zero keeps the oldest and drops the new ones).
     """
 
-    def __init__(self, capacity: int = DEFAULT_CAPACITY) -> None:
+    def __init__(self, capacity: int = DEFAULT_CAPACITY, held_out: HeldOutPrograms = NOTHING_HELD_OUT) -> None:
+        """Hold the identity programs.
+
+        Args:
+            capacity: problems of each type.
+            held_out: programs that never enter, since what is in the buffer is in teachers' prompts.
+
+        Raises:
+            ValueError: the capacity is below 1.
+        """
         if capacity < 1:
             raise ValueError(f"the buffer's capacity is at least 1, not {capacity}")
         self.capacity = capacity
+        self._held_out = held_out
         self._sections: dict[TaskType, dict[_Key, Entry]] = {task: {} for task in TASK_TYPES}
         self._programs: Counter[str] = Counter()
         for problem in _SEEDS:
             self.add(problem, author=_SEED_AUTHOR, step=-1)
 
     def add(self, problem: Problem, *, author: str, step: int, solve_rate: float | None = None) -> bool:
-        """Remember a valid problem; return False, changing nothing, where its section holds it already.
+        """Remember a valid problem; return False, changing nothing, where it is known already or its program held out.
 
         Raises:
             ValueError: there is not one output for every input (the problem was never verified), or the solve rate is
@@ -76,7 +87,7 @@ class ProblemBuffer:
             raise ValueError(f"{len(problem.inputs)} inputs and {len(problem.outputs)} outputs: not a verified problem")
         if solve_rate is not None and not 0.0 <= solve_rate <= 1.0:
             raise ValueError(f"a solve rate lies in [0, 1], not {solve_rate!r}")
-        return self._insert(Entry(problem, author, step, solve_rate))
+        return problem.program not in self._held_out and self._insert(Entry(problem, author, step, solve_rate))
 
     def _insert(self, entry: Entry) -> bool:
         section = self._sections[entry.problem.task]
@@ -138,8 +149,8 @@ class ProblemBuffer:
         return "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode("ascii")
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> "ProblemBuffer":
-        """Return the buffer that `to_bytes` wrote.
+    def from_bytes(cls, data: bytes, held_out: HeldOutPrograms = NOTHING_HELD_OUT) -> "ProblemBuffer":
+        """Return the buffer that `to_bytes` wrote, without what is held out.
 
         Raises:
             StorageError: the bytes are not such a buffer.
@@ -148,12 +159,13 @@ class ProblemBuffer:
             header, *rows = [json.loads(line) for line in data.decode("ascii").splitlines()]
             if header["format"] != _FORMAT:
                 raise ValueError(f"format {header['format']!r}, this version reads {_FORMAT}")
-            buffer = cls(header["capacity"])
+            buffer = cls(header["capacity"], held_out)
             buffer._sections = {task: {} for task in TASK_TYPES}
             buffer._programs.clear()
             for task, program, inputs, outputs, message, author, step, solve_rate in rows:
                 problem = Problem(task, program, tuple(inputs), tuple(outputs), message)
-                if not buffer.add(problem, author=author, step=int(step), solve_rate=_rate(solve_rate)):
+                new = buffer.add(problem, author=author, step=int(step), solve_rate=_rate(solve_rate))
+                if not new and program not in held_out:
                     raise ValueError("a problem stands in it twice")
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise StorageError(f"the stored problem buffer is damaged ({error})") from error
