@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM
 from populora_api import ManifestError, load_manifest
 from populora_trainer import session as sessions
 from populora_trainer.errors import StorageError
-from populora_trainer.nano.heldout import load_heldout
-from populora_trainer.nano.registry import builtin_folder
+from populora_trainer.nano.heldout import held_out_programs, load_heldout
+from populora_trainer.nano.registry import builtin_folder, copy_builtin
 from populora_trainer.population.peft_format import read_adapter
 from populora_trainer.session import Events, Session, held_out_problems, open_session
 from populora_trainer.storage.checkpoint import intact, newest_manifest, read_checkpoint, read_manifest, steps
@@ -123,6 +123,19 @@ def test_metrics_have_one_line_a_step_with_every_number_in_its_range(real: Path)
         if line["learner"]["learned_tokens"]:
             assert line["learner"]["mismatch_mean"] < 0.05
             assert math.isfinite(line["learner"]["loss"])
+
+
+def test_held_out_programs_stay_out_of_a_run_on_an_embedded_base_and_of_no_other(
+    tmp_path: Path, scripted: None
+) -> None:
+    """The script writes `x + k`, and two of the ten are held out."""
+    copy_builtin("nano", tmp_path / "base")
+    kept, verdicts = held_out_programs("builtin://nano"), {}
+    for uri in ("builtin://nano", f"file://{tmp_path / 'base'}"):
+        folder = tmp_path / uri.partition(":")[0]
+        train(folder, f"baseModel.uri={uri}", "tasks.problemsPerMatchup=24", "training.steps=1")
+        verdicts[uri] = {one["verdict"] for one in log(folder, "problems") if one["program"] in kept}
+    assert list(verdicts.values()) == [{"held_out"}, {"valid"}]
 
 
 def test_the_other_logs_agree_with_the_metrics(real: Path) -> None:
