@@ -7,8 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from populora_trainer.sandbox import Case, Judgement, Limits, Verdict
-from populora_trainer.sandbox.judging import Outcome, Program, Run, join, judge, read_compiled, read_record
-from populora_trainer.sandbox.literals import canonical_arguments
+from populora_trainer.sandbox.judging import (
+    Outcome,
+    Program,
+    Run,
+    join,
+    judge,
+    needs_run,
+    read_compiled,
+    read_record,
+)
+from populora_trainer.sandbox.literals import canonical_arguments, unpack
 from populora_trainer.sandbox.program import CODE, FRAME, REFUSED, UNDECIDED
 
 LIMITS = Limits(max_output_chars=50, max_program_chars=100)
@@ -16,11 +25,9 @@ NONCE = b"12345678"
 RUN = Run("p", ("1", "2"))
 
 
-def arguments_of(job_inputs: str | bytes) -> list[tuple[object, ...]]:
+def arguments_of(job_inputs: bytes) -> list[tuple[object, ...]]:
     """Return the inputs as a child gets them."""
-    if isinstance(job_inputs, bytes):
-        return marshal.loads(job_inputs)
-    return eval(job_inputs, {"__builtins__": {"set": set}})
+    return unpack(marshal.loads(job_inputs))
 
 
 def decide(case: Case, *outcomes: Outcome) -> tuple[list[Run], Judgement]:
@@ -73,10 +80,48 @@ def test_outputs_that_do_not_match_the_inputs_are_the_caller_s_error() -> None:
         decide(Case("1", "code_o", "p", ("1",), outputs=("1", "2")))
 
 
-def test_the_second_run_takes_the_inputs_backwards() -> None:
-    assert arguments_of(RUN.job_inputs(second=False)) == [(1,), (2,)]
-    assert arguments_of(RUN.job_inputs(second=True)) == [(2,), (1,)]
-    assert read_record(NONCE + b"valid\n20\n10", NONCE, RUN, second=True, limits=LIMITS).outputs == ("10", "20")
+@pytest.mark.parametrize("number", [1, 2, 7])
+def test_a_further_run_takes_the_inputs_backwards_and_calls_the_last_of_them_again(number: int) -> None:
+    assert arguments_of(RUN.job_inputs(0)) == [(1,), (2,)]
+    assert arguments_of(RUN.job_inputs(number)) == [(2,), (1,), (1,)]
+    assert read_record(NONCE + b"valid\n20\n10\n10", NONCE, RUN, number, LIMITS).outputs == ("10", "20")
+    again = read_record(NONCE + b"valid\n20\n10\n11", NONCE, RUN, number, LIMITS)
+    assert (again.verdict, again.outputs, again.detail) == (Verdict.NONDETERMINISTIC, (), "two calls give 10 and 11")
+
+
+@given(st.integers(1, 6), st.integers(2, 6))
+def test_every_counter_is_found_at_any_number_of_inputs(inputs: int, modulus: int) -> None:
+    """Its output tells how often it was called, modulo the modulus."""
+    run = Run("p", tuple(map(str, range(inputs))))
+    calls = [len(arguments_of(run.job_inputs(number))) for number in (0, 1)]
+    records = [NONCE + b"valid\n" + b"\n".join(b"%d" % (call % modulus) for call in range(n)) for n in calls]
+    first = read_record(records[0], NONCE, run, 0, LIMITS)
+    assert join(first, read_record(records[1], NONCE, run, 1, LIMITS)).verdict is Verdict.NONDETERMINISTIC
+
+
+def test_a_program_that_sees_what_varies_is_run_eight_times_and_any_other_twice() -> None:
+    def runs(varies: bool) -> int:
+        number, known = 1, read_record(NONCE + b"valid\n1\n2", NONCE, RUN, 0, LIMITS)
+        while needs_run(number, known):
+            record = NONCE + (b"valid+" if varies else b"valid") + b"\n2\n1\n1"
+            known = join(known, read_record(record, NONCE, RUN, number, LIMITS))
+            number += 1
+        assert known.verdict is Verdict.VALID
+        return number
+
+    assert (runs(varies=True), runs(varies=False)) == (8, 2)
+    assert not needs_run(1, Outcome(Verdict.RUNTIME_ERROR))
+
+
+def test_the_first_run_does_not_say_that_it_saw_what_varies() -> None:
+    assert read_record(NONCE + b"valid+\n1\n2", NONCE, RUN, 0, LIMITS).verdict is Verdict.CRASHED
+
+
+def test_a_key_follows_from_the_program_the_inputs_and_the_seed() -> None:
+    keys = [Run("p", ("1",)).key(0), Run("q", ("1",)).key(0), Run("p", ("2",)).key(0), Run("p", ("1",)).key(1)]
+    assert len(set(keys)) == 4
+    assert all(0 <= key < 1 << 64 for key in keys)
+    assert Run("p", ("1",)).key(0) == keys[0] == 75948750032023802
 
 
 @pytest.mark.parametrize(
@@ -105,18 +150,18 @@ def test_the_second_run_takes_the_inputs_backwards() -> None:
     ],
 )
 def test_a_record_that_is_not_exactly_well_formed_is_a_crash(record: bytes) -> None:
-    outcome = read_record(record, NONCE, RUN, second=False, limits=LIMITS)
+    outcome = read_record(record, NONCE, RUN, 0, LIMITS)
     assert outcome.verdict is Verdict.CRASHED
     assert outcome.outputs == ()
 
 
-def test_the_second_run_decides() -> None:
+def test_a_further_run_decides() -> None:
     good = Outcome(Verdict.VALID, ("1",))
     assert join(good, Outcome(Verdict.VALID, ("1",))) == good
     assert join(good, Outcome(Verdict.VALID, ("2",))).verdict is Verdict.NONDETERMINISTIC
     assert join(good, Outcome(Verdict.RUNTIME_ERROR)).verdict is Verdict.NONDETERMINISTIC
     assert join(good, Outcome(Verdict.UNSERIALISABLE)).verdict is Verdict.NONDETERMINISTIC
-    for verdict in (Verdict.TIMEOUT, Verdict.MEMORY, Verdict.CRASHED):
+    for verdict in (Verdict.TIMEOUT, Verdict.MEMORY, Verdict.CRASHED, Verdict.NONDETERMINISTIC):
         assert join(good, Outcome(verdict)).verdict is verdict
 
 
@@ -143,7 +188,8 @@ VALUES = st.recursive(
         st.lists(inner, max_size=4),
         st.lists(inner, max_size=4).map(tuple),
         st.dictionaries(st.text(max_size=3), inner, max_size=3),
-        st.sets(st.integers(0, 64), max_size=4),
+        st.sets(st.integers(0, 99), max_size=9),
+        st.sets(st.tuples(st.integers(-9, 9), st.booleans()), max_size=9),
     ),
     max_leaves=12,
 )
@@ -154,17 +200,20 @@ VALUES = st.recursive(
 def test_a_child_gets_the_very_values_that_the_literals_say(arguments: list[tuple[object, ...]]) -> None:
     texts = tuple(canonical_arguments(one, 100_000) for one in arguments)
     said = eval("[" + ", ".join(f"({text},)" if text else "()" for text in texts) + "]", {"set": set})
-    assert repr(arguments_of(Run("p", texts).job_inputs(second=False))) == repr(said)
+    assert repr(arguments_of(Run("p", texts).job_inputs(0))) == repr(said)
 
 
-@pytest.mark.parametrize("text", ["{16, 8, 0}", "set()", "[{1}]", "'set()'"])
-def test_what_may_hold_a_set_is_written_out_as_its_order_is_that_of_its_making(text: str) -> None:
-    assert Run("p", (text,)).job_inputs(second=False) == f"[({text},)]"
+@pytest.mark.parametrize("text", ["[1000, 1000]", "[1000, 1000], {1}", "[1000, 1000], 'set()'", "{'a': (1000, 1000)}"])
+def test_equal_literals_are_no_more_the_same_object_beside_one_argument_than_beside_another(text: str) -> None:
+    ((first, *_),) = arguments_of(Run("p", (text,)).job_inputs(0))
+    one, other = first if isinstance(first, list) else first["a"]
+    assert one == other
+    assert one is not other
 
 
 def test_inputs_as_deep_as_allowed_are_handed_over() -> None:
     text = "[" * 50 + "]" * 50
-    assert arguments_of(Run("p", (text,)).job_inputs(second=False)) == [(eval(text),)]
+    assert arguments_of(Run("p", (text,)).job_inputs(0)) == [(eval(text),)]
 
 
 def frame(kind: int, payload: bytes = b"") -> bytes:

@@ -158,7 +158,8 @@ class Crew:
 
     def _start(self, index: int) -> None:
         place = self._places[index]
-        lane = Lane(self._seeds[index % len(self._seeds)], self._memory_mib)
+        stage = index % len(self._seeds)
+        lane = Lane(self._seeds[stage], self._memory_mib, varied=stage > 0)
         place.lane, place.ready, place.changed = lane, False, time.monotonic()
         self._selector.register(lane.control, selectors.EVENT_READ, index)
 

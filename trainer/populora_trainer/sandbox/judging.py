@@ -1,12 +1,14 @@
 """How a case is decided: pure logic that asks for runs and never runs anything itself."""
 
 import functools
+import hashlib
 import marshal
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 from populora_trainer.sandbox import literals
-from populora_trainer.sandbox.program import CODE, FRAME, REFUSED
+from populora_trainer.sandbox.program import CODE, FRAME, REFUSED, SEEN
+from populora_trainer.sandbox.variation import RUNS
 from populora_trainer.sandbox.verdicts import REFUSED_BEFORE_RUNNING, Case, Judgement, Kind, Limits, Verdict
 
 _DETAIL_CHARS = 200
@@ -18,8 +20,9 @@ _FROM_PROGRAM = frozenset(Verdict) - {
     Verdict.NONDETERMINISTIC,
     Verdict.TIMEOUT,
 }
-# What the second run may report about itself; any other difference between two runs is the program's.
-_OF_THE_MACHINE = frozenset({Verdict.TIMEOUT, Verdict.MEMORY, Verdict.CRASHED})
+_SEEN_VALID = Verdict.VALID + SEEN
+# What a further run may end in; any other difference between two runs is the program's.
+_FINAL = frozenset({Verdict.TIMEOUT, Verdict.MEMORY, Verdict.CRASHED, Verdict.NONDETERMINISTIC})
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,35 +32,46 @@ class Run:
     program: str
     inputs: tuple[str, ...]
 
-    def job_inputs(self, second: bool) -> str | bytes:
-        """Return the list of argument tuples, marshalled or as a literal; reversed in the second run.
+    def job_inputs(self, number: int) -> bytes:
+        """Return the argument lists of run `number`, from 0: after the first backwards, and the last of these twice.
 
-        All inputs of a run share one process. A program whose outputs depend on earlier calls gives different outputs
-        in reversed order, and is found out as non-deterministic at no further cost.
+        All inputs of a run share one process. A program whose outputs depend on earlier calls gives others in another
+        order or at another call: what counts calls modulo m > 1 and gave the same for its first input at call 1, n
+        and n + 1 of n inputs would have m divide n - 1 and n.
         """
-        return _as_job(self.inputs[::-1] if second else self.inputs)
+        return _as_job(self.inputs[::-1] + self.inputs[:1] if number else self.inputs)
+
+    def key(self, seed: int) -> int:
+        """Return the 64-bit key of what varies between the runs; it follows from the run itself and the seed alone."""
+        text = "\0".join([str(seed), self.program, *self.inputs])
+        return int.from_bytes(hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest())
 
 
-@functools.lru_cache(maxsize=256)  # a single input is the same in both runs
-def _as_job(inputs: tuple[str, ...]) -> str | bytes:
-    text = "[" + ", ".join([f"({arguments},)" if arguments else "()" for arguments in inputs]) + "]"
-    # Marshalling sorts a set, and the order in which it is built can be seen in the order of its elements.
-    if "{" in text or "set()" in text:
-        return text
-    return marshal.dumps([literals.parse_arguments(arguments, len(arguments)) for arguments in inputs])
+@functools.lru_cache(maxsize=256)  # all runs after the first have the same
+def _as_job(inputs: tuple[str, ...]) -> bytes:
+    values = [literals.parse_arguments(arguments, len(arguments)) for arguments in inputs]
+    return marshal.dumps(literals.pack(values))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one run, or both runs together, came to; one canonical output per input where the verdict is valid."""
+    """What one run, or all runs so far, came to.
+
+    Attributes:
+        verdict: of the program.
+        outputs: one canonical output per input where the verdict is valid.
+        detail: one line for people.
+        varies: whether the program saw what differs between varied runs.
+    """
 
     verdict: Verdict
     outputs: tuple[str, ...] = ()
     detail: str = ""
+    varies: bool = False
 
 
-def read_record(record: bytes, nonce: bytes, run: Run, *, second: bool, limits: Limits) -> Outcome:
-    """Return what a program's process wrote about itself; anything not well-formed is a crash.
+def read_record(record: bytes, nonce: bytes, run: Run, number: int, limits: Limits) -> Outcome:
+    """Return what a program's process wrote about itself in run `number`; anything not well-formed is a crash.
 
     The program shares that process and may have written the record. It can only misstate its own result: the record
     is a verdict and canonical literals, and nothing in it is executed.
@@ -69,17 +83,23 @@ def read_record(record: bytes, nonce: bytes, run: Run, *, second: bool, limits: 
         head, _, text = record[len(nonce) :].decode().partition("\n")
     except UnicodeDecodeError:
         return garbled
-    if head not in _FROM_PROGRAM:
+    varies = number > 0 and head == _SEEN_VALID
+    if not varies and head not in _FROM_PROGRAM:
         return garbled
-    verdict = Verdict(head)
+    verdict = Verdict.VALID if varies else Verdict(head)
     if verdict is not Verdict.VALID:
         return Outcome(verdict, detail=_printable(text))
     outputs = tuple(text.split("\n"))
-    if len(outputs) != len(run.inputs) or not all(
+    if len(outputs) != len(run.inputs) + (number > 0) or not all(
         literals.is_canonical(output, limits.max_output_chars) for output in outputs
     ):
         return garbled
-    return Outcome(verdict, outputs[::-1] if second else outputs)
+    if not number:
+        return Outcome(verdict, outputs)
+    *outputs_backwards, again = outputs
+    if again != outputs_backwards[-1]:
+        return Outcome(Verdict.NONDETERMINISTIC, detail=_differ("two calls", outputs_backwards[-1], again))
+    return Outcome(verdict, tuple(outputs_backwards[::-1]), varies=varies)
 
 
 @dataclass(slots=True)
@@ -124,14 +144,21 @@ def read_compiled(record: bytes, nonce: bytes, programs: Sequence[Program]) -> N
                 program.refusal = Outcome(Verdict(head), detail=_printable(text))
 
 
-def join(first: Outcome, second: Outcome) -> Outcome:
-    """Return what two runs under different hash seeds come to, the first of them valid."""
-    if second.verdict in _OF_THE_MACHINE or second == first:
-        return second
-    if second.verdict is not Verdict.VALID:
-        return Outcome(Verdict.NONDETERMINISTIC, detail=f"the second run ends in {second.verdict}: {second.detail}")
-    pairs = [pair for pair in zip(first.outputs, second.outputs, strict=True) if pair[0] != pair[1]]
-    return Outcome(Verdict.NONDETERMINISTIC, detail=_short(f"two runs give {pairs[0][0]} and {pairs[0][1]}"))
+def join(known: Outcome, further: Outcome) -> Outcome:
+    """Return what a run and those before it come to, which were valid."""
+    if further.verdict is Verdict.VALID and further.outputs == known.outputs:
+        return Outcome(Verdict.VALID, known.outputs, varies=known.varies or further.varies)
+    if further.verdict in _FINAL:
+        return further
+    if further.verdict is not Verdict.VALID:
+        return Outcome(Verdict.NONDETERMINISTIC, detail=f"a further run ends in {further.verdict}: {further.detail}")
+    pairs = [pair for pair in zip(known.outputs, further.outputs, strict=True) if pair[0] != pair[1]]
+    return Outcome(Verdict.NONDETERMINISTIC, detail=_differ("two runs", *pairs[0]))
+
+
+def needs_run(number: int, known: Outcome) -> bool:
+    """Say whether run `number` is to be made after those before it: two of every valid program, or all."""
+    return known.verdict is Verdict.VALID and (number < 2 or (known.varies and number < RUNS))
 
 
 def judge(case: Case, limits: Limits) -> Generator[Run, Outcome, Judgement]:
@@ -213,6 +240,10 @@ def _too_long(what: str, limits: Limits) -> str:
 
 def _printable(text: str) -> str:
     return "".join([character if character.isprintable() else " " for character in text[:_DETAIL_CHARS]])
+
+
+def _differ(what: str, one: str, other: str) -> str:
+    return _short(f"{what} give {one} and {other}")
 
 
 def _short(text: str) -> str:

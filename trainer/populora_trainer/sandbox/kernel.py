@@ -8,15 +8,20 @@
 | landlock    | every file system access; TCP; signals to processes outside            | yes, second guard for files |
 | seccomp     | every system call but those of pure computation                        | yes                         |
 | namespaces  | the host's network and IPC                                             | no: seccomp denies sockets  |
+| clock       | every clock, which a program reads without a system call               | no: for one verdict only    |
+| variation   | agreement by chance, of what an honest program can't depend on         | no: for one verdict only    |
 
 seccomp alone denies files, network, processes and signals; landlock guards files a second time, so that no single
 mistake opens them. A kernel without landlock (before 5.13, gVisor) can be allowed by name. Namespaces need a privilege
-or user namespaces, which restricted pods lack, so they are used where they can be had.
+or user namespaces, which restricted pods lack, so they are used where they can be had. A program that gets hold of a
+clock or of its process id gets an error or the same number in every run, so that neither tells runs apart. How runs
+vary: variation.py.
 
 Sources: seccomp(2), landlock(7), prctl(2), linux/filter.h, asm/unistd_64.h, asm-generic/unistd.h.
 """
 
 import ctypes
+import mmap
 import os
 import platform
 import resource
@@ -25,7 +30,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 REQUIRED_LAYERS = ("rlimits", "unprivileged", "nnp", "landlock", "seccomp")
-OPTIONAL_LAYERS = ("namespaces",)
+OPTIONAL_LAYERS = ("namespaces", "clock", "variation")
 
 _NOBODY = 65534
 _EPERM = 1
@@ -63,12 +68,12 @@ _ARCHITECTURES: dict[str, tuple[int, dict[str, int]]] = {
 # System calls of a program: memory, its own result, its own end.
 _COMPUTATION = (
     "read", "write", "close", "mmap", "mprotect", "munmap", "mremap", "madvise", "brk", "futex", "rt_sigprocmask",
-    "rt_sigreturn", "sched_yield", "restart_syscall", "getpid", "gettid", "gettimeofday", "time", "clock_gettime",
-    "exit", "exit_group", "rseq", "set_robust_list",
+    "rt_sigreturn", "sched_yield", "restart_syscall", "exit", "exit_group", "rseq", "set_robust_list",
 )  # fmt: skip
 # What the zygote needs on top of that to start, limit, await and kill a program; a second filter takes it from each
-# program.
+# program, and so takes what differs from run to run.
 _SUPERVISION = (
+    "getpid", "gettid", "gettimeofday", "time", "clock_gettime",
     "clone", "fork", "pread64", "wait4", "waitid", "kill", "prctl", "prlimit64", "setrlimit", "getppid", "rt_sigaction",
     "rt_sigtimedwait",
 )  # fmt: skip
@@ -101,6 +106,9 @@ class Kernel:
         self._prctl, self._syscall = libc.prctl, libc.syscall
         self._prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
         self._unshare = libc.unshare
+        self._mmap = libc.mmap
+        self._mmap.restype = ctypes.c_size_t
+        self._mmap.argtypes = [ctypes.c_size_t, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
         self._keep: list[ctypes.Array[ctypes.c_char]] = []
 
     def die_with_parent(self) -> None:
@@ -134,6 +142,21 @@ class Kernel:
         )
         _call("landlock_restrict_self", self._syscall(_LANDLOCK_RESTRICT, ruleset, 0))
         os.close(ruleset)
+
+    def hide_clock(self) -> None:
+        """Put zeros in place of the memory in which the kernel shows this process the time.
+
+        They say that there is no clock to be read in it, so that every look at one becomes a system call, which the
+        filter of a program denies. The coarse clocks, which are read as they stand there, say 0.
+        """
+        with open("/proc/self/maps") as maps:
+            lines = [line.split() for line in maps if line.rstrip().endswith("[vvar]")]
+        if not lines:
+            raise LayerError("no [vvar] in /proc/self/maps")
+        start, end = [int(address, 16) for address in lines[0][0].split("-")]
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x10  # MAP_FIXED
+        if self._mmap(start, end - start, mmap.PROT_READ, flags, -1, 0) != start:
+            raise LayerError(f"mmap over [vvar]: {os.strerror(ctypes.get_errno())}")
 
     def install(self, program: "ctypes.Array[ctypes.c_char]") -> None:
         """Install a seccomp filter made by `supervisor_filter` or `program_filter`; needs `no_new_privileges`."""

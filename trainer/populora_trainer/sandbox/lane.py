@@ -32,8 +32,13 @@ PIPE_BYTES = 65_536
 class Lane:
     """One zygote with its control socket, job file and result pipe; at most one run at a time."""
 
-    def __init__(self, hash_seed: int, memory_mib: int) -> None:
+    def __init__(self, hash_seed: int, memory_mib: int, *, varied: bool) -> None:
         """Start the process; `finish_start` then waits until it is ready.
+
+        Args:
+            hash_seed: of its interpreter.
+            memory_mib: address space of a program, in MiB.
+            varied: whether it makes the runs after the first; see variation.py.
 
         Raises:
             OSError: the process cannot be started.
@@ -47,7 +52,7 @@ class Lane:
         try:
             self.process = subprocess.Popen(
                 [sys.executable, "-S", "-s", "-P", "-B", "-X", "utf8", "-W", "ignore", "-c", _BOOTSTRAP]
-                + [str(number) for number in (*passed, memory_mib)],
+                + [str(number) for number in (*passed, memory_mib, int(varied))],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

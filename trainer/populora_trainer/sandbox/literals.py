@@ -1,7 +1,9 @@
 """Canonical literals: the only form in which values enter, leave and are compared by the verifier.
 
 Values are None, bool, int, finite float and complex, str, bytes, and list, tuple, dict, set of such, each of exactly
-that type: a subclass is refused, because its methods are the program's. frozenset has no literal and is refused too.
+that type: a subclass is refused, because its methods are the program's. Four types of `collections` have the literal
+of what they are made of: Counter, defaultdict and OrderedDict that of a dict, which they equal, and deque that of a
+list. frozenset has no literal and is refused.
 
 Two values are equal for the verifier when their canonical texts are equal. That is Python's `==` made type-strict:
 `1`, `1.0` and `True` differ, while the order of a dict, the order of a set and the sign of a zero make no difference.
@@ -13,7 +15,8 @@ import ast
 import functools
 import re
 import warnings
-from collections.abc import Callable
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable
 
 MAX_DEPTH = 50
 DEFAULT_MAX_CHARS = 4096
@@ -22,6 +25,17 @@ DEFAULT_MAX_CHARS = 4096
 _type, _repr, _len, _sorted = type, repr, len, sorted
 _bool, _int, _float, _complex, _str, _bytes = bool, int, float, complex, str, bytes
 _list, _tuple, _set, _dict = list, tuple, set, dict
+_dict_items, _dict_length, _set_elements, _set_in_order = dict.items, dict.__len__, set.__iter__, frozenset.__iter__
+_FORMS: dict[type, type] = {
+    list: list,
+    tuple: tuple,
+    set: set,
+    dict: dict,
+    Counter: dict,
+    defaultdict: dict,
+    OrderedDict: dict,
+    deque: list,
+}
 _get_name: Callable[[type], str] = type.__dict__["__name__"].__get__
 
 _SCALAR = r"(?:0|-?[1-9][0-9]{0,18}|True|False|None|'[ !#-&(-\[\]-~]*')"
@@ -131,8 +145,8 @@ def _write(value: object, depth: int, spent: list[int], max_chars: int, as_writt
         if _len(value) > max_chars:  # type: ignore[arg-type]
             raise TooLarge(f"longer than {max_chars} characters")
         text = _repr(value)
-    elif kind is _list or kind is _tuple or kind is _set or kind is _dict:
-        return _write_container(value, kind, depth, spent, max_chars, as_written)  # type: ignore[arg-type]
+    elif kind in _FORMS:
+        return _write_container(value, _FORMS[kind], depth, spent, max_chars, as_written)  # type: ignore[arg-type]
     else:
         raise NotLiteral(f"a value of type {_name(kind)} has no literal")
     spent[0] += _len(text)
@@ -142,8 +156,8 @@ def _write(value: object, depth: int, spent: list[int], max_chars: int, as_writt
 
 
 def _write_container(
-    value: list[object] | tuple[object, ...] | set[object] | dict[object, object],
-    kind: type,
+    value: list[object] | tuple[object, ...] | set[object] | dict[object, object] | deque[object],
+    form: type,
     depth: int,
     spent: list[int],
     max_chars: int,
@@ -152,25 +166,81 @@ def _write_container(
     if depth >= MAX_DEPTH:
         raise NotLiteral(f"nested deeper than {MAX_DEPTH}")
     spent[0] += 2
-    if 3 * _len(value) > max_chars:  # n elements take n characters, 2 (n - 1) of separators and 2 brackets at least
+    # Both by the type's own methods: those of a class written in Python can be a program's.
+    length = _dict_length(value) if form is _dict else _len(value)  # type: ignore[arg-type]
+    if 3 * length > max_chars:  # n elements take n characters, 2 (n - 1) of separators and 2 brackets at least
         raise TooLarge(f"longer than {max_chars} characters")
-    if kind is _dict:
+    if form is _dict:
         items = [
             (
                 _write(key, depth + 1, spent, max_chars, as_written),
                 _write(item, depth + 1, spent, max_chars, as_written),
             )
-            for key, item in value.items()  # type: ignore[union-attr]
+            for key, item in _dict_items(value)  # type: ignore[arg-type]
         ]
         if not as_written:
             items = _sorted(items)
         return "{" + ", ".join([f"{key}: {item}" for key, item in items]) + "}"
-    parts = [_write(element, depth + 1, spent, max_chars, as_written) for element in value]
-    if kind is _list:
+    elements: Iterable[object] = _set_elements(value) if form is _set else value  # type: ignore[arg-type]
+    parts = [_write(element, depth + 1, spent, max_chars, as_written) for element in elements]
+    if form is _list:
         return "[" + ", ".join(parts) + "]"
-    if kind is _set:
+    if form is _set:
         return "{" + ", ".join(_sorted(parts)) + "}" if parts else "set()"
     return "(" + ", ".join(parts) + (",)" if _len(parts) == 1 else ")")
+
+
+def pack(argument_lists: list[tuple[object, ...]]) -> tuple[bool, object]:
+    """Return argument lists in a form that `marshal` keeps as it is.
+
+    Marshalling sorts a set, and the order in which a set was built can be seen in the order of its elements. So where
+    there is one, every container becomes a tuple of its type and its elements, those of a set in the order of their
+    canonical text.
+    """
+    if _holds_set(argument_lists):
+        return True, _packed(argument_lists)
+    return False, argument_lists
+
+
+def unpack(packed: tuple[bool, object]) -> list[tuple[object, ...]]:
+    """Return what was packed; equal parts of it are no more the same object than they were."""
+    marked, value = packed
+    return _unpacked(value) if marked else value  # type: ignore[return-value]
+
+
+def _holds_set(value: object) -> bool:
+    if isinstance(value, dict):
+        return any(_holds_set(key) or _holds_set(item) for key, item in value.items())
+    return isinstance(value, set) or (isinstance(value, list | tuple) and any(map(_holds_set, value)))
+
+
+def _packed(value: object) -> object:
+    match value:
+        case list() | tuple():
+            return (type(value).__name__, [_packed(element) for element in value])
+        case set():
+            elements = sorted(value, key=lambda element: canonical(element, 1 << 30, as_written=True))
+            return ("set", [_packed(element) for element in elements])
+        case dict():
+            return ("dict", [(_packed(key), _packed(item)) for key, item in value.items()])
+    return value
+
+
+def _unpacked(value: object) -> object:
+    if not isinstance(value, tuple):
+        return value
+    form, parts = value
+    if form == "dict":
+        return {_unpacked(key): _unpacked(item) for key, item in parts}
+    elements = [_unpacked(part) for part in parts]
+    if form == "set":
+        if len(elements) <= 2:
+            return set(elements)
+        # As the compiler builds one from a text, which shows in the order: by way of a constant that it makes twice.
+        made: set[object] = set()
+        made.update(frozenset(_set_in_order(frozenset(elements))))
+        return made
+    return tuple(elements) if form == "tuple" else elements
 
 
 def _name(kind: type) -> str:

@@ -19,8 +19,8 @@ ALLOWED_MODULES = frozenset(
     {
         "__future__", "abc", "array", "base64", "binascii", "bisect", "cmath", "collections", "collections.abc",
         "contextlib", "copy", "dataclasses", "decimal", "difflib", "enum", "fractions", "functools", "heapq",
-        "itertools", "json", "math", "numbers", "operator", "re", "statistics", "string", "struct", "textwrap",
-        "typing", "unicodedata",
+        "itertools", "json", "math", "numbers", "operator", "queue", "re", "statistics", "string", "struct", "textwrap",
+        "typing", "unicodedata", "zlib",
     }
 )  # fmt: skip
 

@@ -1,8 +1,8 @@
-"""The in-process verifier: a pool of zygotes under two hash seeds, fed and judged by one thread.
+"""The in-process verifier: a pool of zygotes, fed and judged by one thread.
 
 That thread is the deciding side. It parses literals and compares texts, and runs no code of any program. Each worker
-is a pair of lanes, one per hash seed, so that `workers` hanging programs stall the pool for one timeout, and honest
-programs beside them wait for nothing else.
+is a pair of lanes, one for first runs and one for further, varied ones, so that `workers` hanging programs stall the
+pool for one timeout, and honest programs beside them wait for nothing else.
 
 The programs of a batch are compiled some at a time in a child that runs none of them, as a compiler is slow in a
 process that was just forked; see program.py. One that the compiler hangs or ends on is left to its own runs.
@@ -40,8 +40,9 @@ from populora_trainer.sandbox.turns import ClientTurns
 from populora_trainer.sandbox.verdicts import Case, Judgement, Limits, Verdict
 from populora_trainer.sandbox.zygote import WALL_FACTOR
 
-# Of the first 160 seeds the two under which sets of two common words most often differ in order: 65 %, half for most.
+# The same everywhere, so that a verdict is too. What varies from program to program is in variation.py.
 HASH_SEEDS = (15, 55)
+_FURTHER_TIME = 2  # times a first run's: it calls one input more, and sets take longer
 _NONCE_BYTES = 8
 _GRACE_SECONDS = 10.0  # beyond a run's last moment, after which its zygote counts as stuck
 _ATTEMPTS = 5  # of a run that is killed from outside, before a program that does nothing is run in its place
@@ -77,16 +78,19 @@ class SandboxPool:
         max_output_chars: int = 4096,
         max_program_chars: int = 32_768,
         allow_missing: Collection[str] = (),
+        seed: int = 0,
     ) -> None:
         """Start the workers.
 
         Args:
-            workers: programs that may run at a time under each hash seed; default: processors of this process.
-            timeout_seconds: processor time of one run, and a third of its wall time; a proposal takes two runs.
+            workers: programs that may make their first run at a time, and as many their further ones; default:
+                processors of this process.
+            timeout_seconds: processor time of a first run, and a third of its wall time; a further one has twice that.
             memory_mib: address space of a program, in MiB.
             max_output_chars: longest canonical output, input and literal answer.
             max_program_chars: longest program.
             allow_missing: isolation layers that may be absent, by name; see kernel.py.
+            seed: of the training run; what varies between the runs of a program follows from it and the program.
 
         Raises:
             SandboxError: a required layer is missing here and not allowed to be, or a worker does not start.
@@ -95,22 +99,25 @@ class SandboxPool:
         self.workers = workers or len(
             os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
         )
+        self.seed = seed
         self._dispatcher = _Dispatcher(self.limits, self.workers, frozenset(allow_missing))
         self._dispatcher.start()
         self.missing_layers = self._dispatcher.ready.result()
 
-    async def judge(self, cases: Sequence[Case], *, client: Hashable = "") -> list[Judgement]:
+    async def judge(self, cases: Sequence[Case], *, seed: int | None = None, client: Hashable = "") -> list[Judgement]:
         """Return one judgement per case, in order. Identical runs within one call are made once.
 
         Args:
             cases: the questions.
+            seed: in place of the pool's.
             client: who asks. The workers' time is shared out equally among clients, and for each among its calls.
 
         Raises:
             SandboxError: the pool is closed, or for a minute no program could be run.
             ValueError: a case carries outputs that do not match its inputs in number.
         """
-        return await asyncio.wrap_future(self._dispatcher.submit(cases, client))
+        own = self.seed if seed is None else seed
+        return await asyncio.wrap_future(self._dispatcher.submit(cases, own, client))
 
     def trouble(self, patience: float = 0.0) -> str | None:
         """Return why programs cannot be run here, where that has been so for longer than the patience in seconds.
@@ -140,6 +147,7 @@ class SandboxPool:
 @dataclass(eq=False)
 class _Batch:
     cases: Sequence[Case]
+    seed: int
     client: Hashable
     future: "concurrent.futures.Future[list[Judgement]]"
     judgements: list[Judgement | None]
@@ -154,13 +162,20 @@ class _Batch:
 
 @dataclass(eq=False)
 class _Execution:
-    """A run on its way through both seeds, with the cases that wait for it."""
+    """A program with its inputs on its way through all runs it needs, with the cases that wait for it.
+
+    Attributes:
+        number: of the run that is under way or next, from 0.
+        known: what those before it came to.
+        outcome: what all of them came to.
+    """
 
     run: Run
     program: Program
     batch: _Batch
     waiting: list[tuple[int, Generator[Run, Outcome, Judgement]]]
-    first: Outcome | None = None
+    number: int = 0
+    known: Outcome | None = None
     outcome: Outcome | None = None
     attempts: int = 0  # of the present run, that were killed from outside
     suspect: "_Execution | None" = None  # whose innocence this one, a program that does nothing, is to prove
@@ -209,9 +224,11 @@ class _Dispatcher(threading.Thread):
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
 
-    def submit(self, cases: Sequence[Case], client: Hashable) -> "concurrent.futures.Future[list[Judgement]]":
+    def submit(
+        self, cases: Sequence[Case], seed: int, client: Hashable
+    ) -> "concurrent.futures.Future[list[Judgement]]":
         """Queue a batch; from any thread."""
-        batch = _Batch(tuple(cases), client, concurrent.futures.Future(), [None] * len(cases))
+        batch = _Batch(tuple(cases), seed, client, concurrent.futures.Future(), [None] * len(cases))
         if not cases:
             batch.future.set_result([])
             return batch.future
@@ -424,16 +441,18 @@ class _Dispatcher(threading.Thread):
         self._queue(0, batch)
 
     def _launch(self, index: int, execution: _Execution) -> None:
-        second = index % 2 == 1
-        run, program = execution.run, execution.program
+        run, program, number = execution.run, execution.program, execution.number
+        timeout = self._limits.timeout_seconds * (_FURTHER_TIME if number else 1)
         execution.nonce = secrets.token_bytes(_NONCE_BYTES)
-        execution.deadline = self._deadline(self._limits.timeout_seconds)
+        execution.deadline = self._deadline(timeout)
         # A character of a literal takes up to four bytes.
-        execution.max_record = 1024 + len(run.inputs) * (4 * self._limits.max_output_chars + 1)
-        check = not second and program.code is None and not policy.is_plain(program.source)
+        execution.max_record = 1024 + (len(run.inputs) + 1) * (4 * self._limits.max_output_chars + 1)
+        check = not number and program.code is None and not policy.is_plain(program.source)
         source = program.source if program.code is None else program.code
-        job = Job((execution.nonce, check, source, run.job_inputs(second), self._limits.max_output_chars))
-        self._start(index, execution, job.wire, self._limits.timeout_seconds)
+        key = run.key(execution.batch.seed) if number else 0
+        inputs = run.job_inputs(number)
+        job = Job((execution.nonce, check, source, inputs, self._limits.max_output_chars, number, key))
+        self._start(index, execution, job.wire, timeout)
 
     def _launch_compilation(self, index: int, batch: _Batch) -> None:
         """Have the programs that the batch's next runs need compiled, as many as go together."""
@@ -511,29 +530,27 @@ class _Dispatcher(threading.Thread):
             detail = f"killed from outside {_ATTEMPTS} times, where a program that does nothing was not"
             self._settle(execution.suspect, Outcome(Verdict.CRASHED, detail=detail))
         else:
-            self._advance_run(stage, execution, self._outcome(execution, late, code, record, stage > 0))
+            self._advance_run(execution, self._outcome(execution, late, code, record))
 
-    def _advance_run(self, stage: int, execution: _Execution, outcome: Outcome) -> None:
+    def _advance_run(self, execution: _Execution, outcome: Outcome) -> None:
         """Carry an execution on to its next run, or settle it."""
         execution.attempts = 0
-        if stage:
-            assert execution.first is not None
-            self._settle(execution, judging.join(execution.first, outcome))
-        elif outcome.verdict is Verdict.VALID:
-            execution.first = outcome
+        execution.known = outcome if execution.known is None else judging.join(execution.known, outcome)
+        execution.number += 1
+        if judging.needs_run(execution.number, execution.known):
             execution.batch.ready[1].append(execution)
             self._queue(1, execution.batch)
         else:
-            self._settle(execution, outcome)
+            self._settle(execution, execution.known)
 
-    def _outcome(self, execution: _Execution, late: bool, code: int, record: bytes, second: bool) -> Outcome:
+    def _outcome(self, execution: _Execution, late: bool, code: int, record: bytes) -> Outcome:
         if late or code == -signal.SIGXCPU:
             return Outcome(Verdict.TIMEOUT, detail=f"still running after {self._limits.timeout_seconds:g} s")
         if code < 0:
             return Outcome(Verdict.CRASHED, detail=f"killed by {signal.Signals(-code).name}")
         if code > 0:
             return Outcome(Verdict.CRASHED, detail=f"exited with status {code}")
-        return judging.read_record(record, execution.nonce, execution.run, second=second, limits=self._limits)
+        return judging.read_record(record, execution.nonce, execution.run, execution.number, self._limits)
 
     def _settle(self, execution: _Execution, outcome: Outcome) -> None:
         execution.outcome = outcome

@@ -1,8 +1,8 @@
 """Runs one program inside the isolated child and writes one record of what it did; or compiles many and runs none.
 
-The record of a run is `nonce` + verdict + newline + text. The text of `valid` is one canonical output per line, in the
-order of the inputs (canonical texts contain no newline); of anything else, one line of detail. Whoever reads it must
-treat it as written by the program: the two share a process.
+The record of a run is `nonce` + verdict (+ SEEN) + newline + text. The text of `valid` is one canonical output per
+line, in the order of the inputs (canonical texts contain no newline); of anything else, one line of detail. Whoever
+reads it must treat it as written by the program: the two share a process.
 
 The record of a compilation is `nonce` and then, for one program after the other, a FRAME and its payload. The process
 that writes it executes no program, but it has parsed hostile text, so it is confined and ended as any other, and its
@@ -21,29 +21,28 @@ from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, ModuleType
 from typing import NoReturn
 
-from populora_trainer.sandbox import literals, policy
+from populora_trainer.sandbox import literals, policy, variation
 from populora_trainer.sandbox.verdicts import Verdict
 
 FRAME = struct.Struct("=BI")  # kind, bytes of the payload
 UNDECIDED, CODE, REFUSED = range(3)  # no payload; a marshalled code object; verdict, newline, detail
 MAX_CODE_BYTES = 1 << 18
+SEEN = "+"  # behind the verdict of a varied run whose program saw what varies
 
 _DETAIL_CHARS = 200
+# Those of the standard library except for mainframes, old Macintoshes and a few of single countries.
 _ENCODINGS = (
-    "ascii",
-    "latin-1",
-    "utf-16",
-    "utf-16-le",
-    "utf-16-be",
-    "utf-32",
-    "unicode_escape",
-    "cp1252",
-    "rot13",
-    "hex",
-)
+    "ascii", "latin-1", "utf-7", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be",
+    "unicode_escape", "raw_unicode_escape", "idna", "punycode", "rot13", "hex", "base64", "quopri", "uu", "zlib",
+    "cp437", "cp850", "cp852", "cp855", "cp858", "cp866", "cp874", "mac_roman", "koi8-r", "koi8-u",
+    *[f"cp125{number}" for number in range(9)],
+    *[f"iso8859-{number}" for number in range(2, 17) if number != 12],
+    "gb2312", "gbk", "gb18030", "hz", "big5", "big5hkscs", "cp950", "shift_jis", "shift_jis_2004", "cp932", "euc_jp",
+    "iso2022_jp", "euc_kr", "cp949", "johab", "iso2022_kr",
+)  # fmt: skip
 # Taken before any program runs, so that a program which patches `os` or `builtins` patches them for itself only.
 # Plain strings, because an enumeration's text is made by functions that look builtins up.
-_write, _exit, _compile, _exec, _eval, _callable = os.write, os._exit, compile, exec, eval, callable
+_write, _exit, _compile, _exec, _callable = os.write, os._exit, compile, exec, callable
 _load, _bytes = marshal.loads, bytes
 _str, _type, _type_name = str, type, literals._name
 _VALID, _SYNTAX_ERROR, _MISSING_ENTRY, _FORBIDDEN_IMPORT = (
@@ -52,6 +51,7 @@ _VALID, _SYNTAX_ERROR, _MISSING_ENTRY, _FORBIDDEN_IMPORT = (
     Verdict.MISSING_ENTRY.value,
     Verdict.FORBIDDEN_IMPORT.value,
 )
+_VALID_VARIED = _VALID + SEEN
 _RUNTIME_ERROR, _MEMORY, _OUTPUT_LIMIT, _UNSERIALISABLE, _CRASHED = (
     Verdict.RUNTIME_ERROR.value,
     Verdict.MEMORY.value,
@@ -65,11 +65,11 @@ class ForbiddenImport(ImportError):  # noqa: N818
     """A program reached an import that its source did not show."""
 
 
-class Job(tuple[bytes, bool, str | bytes, str | bytes, int]):
-    """A run: nonce, whether to check policy, program or its code, inputs, longest output.
+class Job(tuple[bytes, bool, str | bytes, bytes, int, int, int]):
+    """A run: nonce, whether to check policy, program or its code, packed inputs, longest output, number and key.
 
-    Code comes from a `Compilation`, which has checked policy. The inputs are a list of tuples, marshalled or as a
-    literal.
+    Code comes from a `Compilation`, which has checked policy. The inputs are a list of tuples, see `literals.pack`;
+    number and key are those of `variation.begin`.
     """
 
     @property
@@ -133,22 +133,36 @@ class _Nowhere:
         """Do nothing."""
 
 
-def prepare() -> ModuleType:
-    """Return the module that a program runs in. Called once, before forking: every child has its own copy of it."""
-    absent = policy.FORBIDDEN_NAMES - {"__build_class__"}  # class statements need it; only naming it is forbidden
-    namespace = {key: value for key, value in vars(builtins).items() if key not in absent}
+def prepare(varied: bool = False) -> tuple[ModuleType, str | None]:
+    """Return the module that a program runs in. Called once, before forking: every child has its own copy of it.
+
+    Args:
+        varied: whether runs after the first are made here; see variation.py.
+
+    Returns:
+        The module, and what does not vary although it should.
+    """
     # statistics imports random, which would draw a new seed in every fork for nobody.
     register, os.register_at_fork = os.register_at_fork, lambda **hooks: None
     modules = _public_modules()
     os.register_at_fork = register
     for encoding in _ENCODINGS:  # loaded when first used, and a program can load nothing
         codecs.lookup(encoding)
+    unvaried = None
+    if varied:
+        try:
+            variation.install()
+            unvaried = variation.unvaried()
+        except OSError as error:
+            unvaried = str(error)
+    absent = policy.FORBIDDEN_NAMES - {"__build_class__"}  # class statements need it; only naming it is forbidden
+    namespace = {key: value for key, value in vars(builtins).items() if key not in absent}
     namespace["__import__"] = _guarded_import(modules)
     sys.stdout = sys.stderr = _Nowhere()
     module = ModuleType("program")
     module.__dict__["__builtins__"] = namespace
     sys.modules["program"] = module  # dataclasses looks its classes' module up
-    return module
+    return module, unvaried
 
 
 def run(job: bytes, module: ModuleType, result_fd: int) -> NoReturn:
@@ -156,9 +170,9 @@ def run(job: bytes, module: ModuleType, result_fd: int) -> NoReturn:
     nonce, *task = marshal.loads(job)
     if len(task) == 1:
         _write_compiled(nonce, task[0], result_fd)
-    check, program, inputs, max_chars = task
+    check, program, inputs, max_chars, number, key = task
     try:
-        verdict, text = _outcome(check, program, inputs, max_chars, module)
+        verdict, text = _outcome(check, program, inputs, max_chars, module, number, key)
     except MemoryError:
         verdict, text = _MEMORY, ""
     except BaseException:
@@ -215,11 +229,16 @@ def _code(check: bool, program: str) -> CodeType | tuple[str, str]:
         code: CodeType = _compile(program, "<program>", "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         return _SYNTAX_ERROR, _describe(error)
-    return code if "f" in code.co_names else (_MISSING_ENTRY, "the program defines no f")
+    return code if _names_entry(code) else (_MISSING_ENTRY, "the program defines no f")
+
+
+def _names_entry(code: CodeType) -> bool:
+    """Say whether a program may bind `f`: a function in it can, with `global f`."""
+    return "f" in code.co_names or any(_names_entry(one) for one in code.co_consts if isinstance(one, CodeType))
 
 
 def _outcome(
-    check: bool, program: str | bytes, inputs: str | bytes, max_chars: int, module: ModuleType
+    check: bool, program: str | bytes, inputs: bytes, max_chars: int, module: ModuleType, number: int, key: int
 ) -> tuple[str, str]:
     try:
         code = _load(program) if isinstance(program, _bytes) else _code(check, program)
@@ -227,10 +246,9 @@ def _outcome(
         return _SYNTAX_ERROR, _describe(error)
     if not isinstance(code, CodeType):
         return code
-    arguments: list[tuple[object, ...]] = (
-        _load(inputs) if isinstance(inputs, _bytes) else _eval(inputs, {"__builtins__": {"set": set}})
-    )
+    arguments = literals.unpack(_load(inputs))
     outputs = []
+    variation.begin(number, key)
     try:
         _exec(code, module.__dict__)
         entry = module.__dict__.get("f")
@@ -250,7 +268,7 @@ def _outcome(
         return _UNSERIALISABLE, _describe(error)
     except BaseException as error:
         return _RUNTIME_ERROR, _describe(error)
-    return _VALID, "\n".join(outputs)
+    return _VALID_VARIED if variation.seen() else _VALID, "\n".join(outputs)
 
 
 def _describe(error: BaseException) -> str:

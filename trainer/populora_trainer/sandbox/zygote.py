@@ -1,4 +1,6 @@
-"""The warm process that programs are forked from: one per hash seed and worker, started by exec, never by fork.
+"""The warm process that programs are forked from: two a worker, started by exec, never by fork.
+
+One makes the first run of programs, the other all further ones: it has another hash seed, and variation.py in place.
 
 It loads every allowed module, gives up all it can (see kernel.py), then forks one child per run, kills it at the
 deadline and reports how it ended. It reads neither jobs nor results: a child takes its job from a file that only the
@@ -17,7 +19,7 @@ import signal
 import struct
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import NoReturn
 
@@ -30,6 +32,26 @@ WALL_FACTOR = 3
 
 _CHILD_ENDED = (int(signal.SIGCHLD),)
 _wait_for_signal = getattr(signal, "sigtimedwait", None)  # not everywhere
+
+
+def _coarse_clock() -> None:
+    if time.clock_gettime(_COARSE) == 0:
+        raise OSError("it stands still")
+
+
+_COARSE = getattr(time, "CLOCK_REALTIME_COARSE", 5)
+_OF_A_PROCESS: dict[str, Callable[[], object]] = {
+    "start a process": os.fork,
+    "open a file": lambda: os.open("/", os.O_RDONLY),
+    "signal its parent": lambda: os.kill(os.getppid(), signal.SIGKILL),
+    "open a pipe": os.pipe,
+    "change its limits": lambda: kernel.limit_program(60),
+}
+_OF_THE_CLOCK: dict[str, Callable[[], object]] = {
+    "read the time": time.time,
+    "read a timer": time.monotonic,
+    "read a coarse clock": _coarse_clock,
+}
 
 
 class Isolation:
@@ -51,6 +73,7 @@ class Isolation:
         missing = self.missing
         with contextlib.suppress(OSError):  # opened while files can be; needed where programs can start processes
             self._children = os.open(f"/proc/self/task/{os.getpid()}/children", os.O_RDONLY)
+        missing["clock"] = kernel.attempt(system.hide_clock)
         missing["namespaces"] = kernel.attempt(system.namespaces)
         missing["unprivileged"] = kernel.attempt(kernel.drop_root)
         missing["rlimits"] = kernel.attempt(lambda: kernel.limit_worker(memory_mib))
@@ -95,13 +118,15 @@ class Isolation:
         return self.confines_processes
 
 
-def main(control: int, job_fd: int, result_fd: int, memory_mib: int) -> NoReturn:
+def main(control: int, job_fd: int, result_fd: int, memory_mib: int, varied: bool) -> NoReturn:
     """Serve runs until the decider closes the control socket."""
-    module = program.prepare()
+    module, unvaried = program.prepare(varied)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     isolation = Isolation(memory_mib)
-    if isolation.confines_processes and (leak := _probe(isolation)):
-        isolation.missing["seccomp"] = leak
+    isolation.missing["variation"] = unvaried
+    if isolation.confines_processes:
+        isolation.missing["clock"] = isolation.missing["clock"] or _probe(isolation, _OF_THE_CLOCK)
+        isolation.missing["seccomp"] = _probe(isolation, _OF_A_PROCESS)
     confined = isolation.settle()
     report = json.dumps(isolation.missing).encode()
     gc.collect()
@@ -175,15 +200,8 @@ def _processor_seconds(pid: int) -> float:
         return float("inf")
 
 
-def _probe(isolation: Isolation) -> str | None:
+def _probe(isolation: Isolation, attempts: Mapping[str, Callable[[], object]]) -> str | None:
     """Try in a completed child what no program may do; return what was not refused."""
-    attempts: dict[str, Callable[[], object]] = {
-        "start a process": os.fork,
-        "open a file": lambda: os.open("/", os.O_RDONLY),
-        "signal its parent": lambda: os.kill(os.getppid(), signal.SIGKILL),
-        "open a pipe": os.pipe,
-        "change its limits": lambda: kernel.limit_program(60),
-    }
     pid = os.fork()
     if pid == 0:
         try:
@@ -203,9 +221,9 @@ def _probe(isolation: Isolation) -> str | None:
 
 def start() -> NoReturn:
     """Entry point of the process; the arguments are those of `main`."""
-    control, job_fd, result_fd, memory_mib = map(int, sys.argv[1:])
+    control, job_fd, result_fd, memory_mib, varied = map(int, sys.argv[1:])
     try:
-        main(control, job_fd, result_fd, memory_mib)
+        main(control, job_fd, result_fd, memory_mib, bool(varied))
     except BaseException as error:
         report = json.dumps({"start": f"{type(error).__name__}: {error}"}).encode()
         os.write(control, LENGTH.pack(len(report)) + report)
