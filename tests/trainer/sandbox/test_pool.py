@@ -508,7 +508,7 @@ def test_a_pool_that_can_start_no_worker_says_so_and_recovers(monkeypatch: pytes
     with SandboxPool(workers=1, timeout_seconds=5) as pool:
         with monkeypatch.context() as broken:
 
-            def refuse(*arguments: object) -> None:
+            def refuse(*arguments: object, **options: object) -> None:
                 raise OSError(11, "Resource temporarily unavailable")
 
             broken.setattr(crew, "Lane", refuse)
