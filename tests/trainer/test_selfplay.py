@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 
 import pytest
+from tokenizer_families import letters
 
 from populora_api import Spec, load_manifest
 from populora_trainer.errors import RolloutError
@@ -29,29 +30,11 @@ from populora_trainer.tasks.chat import ChatTemplate
 from populora_trainer.tasks.held_out import NOTHING_HELD_OUT, HeldOutPrograms
 
 ROOT = Path(__file__).parents[2]
-END = 0
+END = 0  # the id of `<eos>`
 MATCHUPS = [Matchup(0, 2), Matchup(1, 3)]
 
 
-class Letters:
-    """A tokenizer with a token a character."""
-
-    eos_token_id = END
-    chat_template = None
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        return [ord(letter) for letter in text]
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        return "".join(chr(token) for token in token_ids if token != END)
-
-    def get_vocab(self) -> dict[str, int]:
-        return {}
-
-    def apply_chat_template(self, conversation: object, **options: object) -> object:
-        raise ValueError("no chat template")
-
-
+LETTERS = letters()
 Script = Callable[[str, RolloutRequest, int], str]
 
 
@@ -70,8 +53,8 @@ class ScriptedEngine:
         yield list(enumerate([self._completion(one, number) for number in range(one.n)] for one in requests))
 
     def _completion(self, request: RolloutRequest, number: int) -> Completion:
-        text = self.script(Letters().decode(request.prompt_ids), request, number)
-        ids = tuple(Letters().encode(text.removesuffix("<cut>")))
+        text = self.script(LETTERS.decode(request.prompt_ids), request, number)
+        ids = tuple(LETTERS.encode(text.removesuffix("<cut>")))
         if text.endswith("<cut>"):
             return Completion(ids, (-0.5,) * len(ids), "length")
         return Completion((*ids, END), (-0.5,) * (len(ids) + 1), "stop")
@@ -137,7 +120,7 @@ def play(
     held_out: HeldOutPrograms = NOTHING_HELD_OUT,
 ):
     engine, verifier = ScriptedEngine(script), CountingVerifier(pool)
-    tools = Tools(engine, verifier, ChatTemplate(), Letters(), held_out)
+    tools = Tools(engine, verifier, ChatTemplate(), LETTERS, held_out)
     members = founders(2, 2)
 
     async def play_round() -> tuple[list[Proposal], list[Solution]]:
@@ -174,7 +157,7 @@ def test_valid_problems_carry_the_verified_output(spec, pool):
 def test_students_solve_only_valid_problems_of_their_own_teacher(spec, pool):
     _, solutions, engine, _ = play(spec, pool)
     assert len(solutions) == 4
-    solving = [request for request in engine.requests if "Invent" not in Letters().decode(request.prompt_ids)]
+    solving = [request for request in engine.requests if "Invent" not in LETTERS.decode(request.prompt_ids)]
     assert sorted(request.member for request in solving) == [2, 2, 3, 3]
     assert [solution.solve_rate for solution in solutions] == [0.5, 0.75, 0.5, 0.75]
     assert solutions[0].kinds == ("correct", "correct", "wrong", "malformed")
@@ -243,7 +226,7 @@ def test_seeds_follow_from_the_step_and_the_members_and_from_nothing_else(spec, 
 
 def test_a_single_agent_plays_both_roles(spec, pool):
     engine = ScriptedEngine(teach_then_solve)
-    tools = Tools(engine, pool, ChatTemplate(), Letters())
+    tools = Tools(engine, pool, ChatTemplate(), LETTERS)
 
     async def play_round():
         proposals = await propose([Matchup(0, 0)], single_agent(), spec, 1, ProblemBuffer(64), tools)
@@ -334,7 +317,7 @@ def test_a_held_out_program_is_neither_run_nor_tried_nor_paid_nor_learned(spec, 
     assert [one.verdict for one in proposals[:4]] == ["held_out", "valid", "runtime_error", "malformed"]
     assert [one.withheld for one in proposals[:4]] == [True, False, False, False]
     assert not any("x + 1" in case.program for case in verifier.cases)
-    assert not any("x + 1" in Letters().decode(request.prompt_ids) for request in engine.requests)
+    assert not any("x + 1" in LETTERS.decode(request.prompt_ids) for request in engine.requests)
     rewards = cross_evaluate(proposals, solutions, spec)
     assert rewards.teacher_P[:4] == (0.0, 0.25, -1.0, -1.0)
     assert rewards.solve_rate_P[:2] == (None, 0.75)
@@ -383,7 +366,7 @@ class Straggling(ScriptedEngine):
 
     async def generate(self, requests: Sequence[RolloutRequest]) -> AsyncGenerator[Wave, None]:
         self.requests += requests
-        teaching = "Invent" in Letters().decode(requests[0].prompt_ids)
+        teaching = "Invent" in LETTERS.decode(requests[0].prompt_ids)
         self.events.append("teachers begin" if teaching else "students begin")
         for number in reversed(range(len(requests))):
             await asyncio.sleep(0.3 if teaching else 0.0)
@@ -393,7 +376,7 @@ class Straggling(ScriptedEngine):
 
 
 def play_streaming(spec: Spec, pool: SandboxPool, engine: ScriptedEngine, judge: CountingVerifier | None = None):
-    tools = Tools(engine, judge or CountingVerifier(pool), ChatTemplate(), Letters())
+    tools = Tools(engine, judge or CountingVerifier(pool), ChatTemplate(), LETTERS)
 
     async def play_round() -> tuple[list[Proposal], list[Solution]]:
         async with students_at_work(founders(2, 2), spec, 1, tools) as students:
@@ -439,7 +422,7 @@ def test_draws_of_problems_that_come_in_waves_are_all_different(spec, pool):
 def test_what_fails_in_a_student_ends_the_round_with_its_own_error_and_leaves_nothing_running(spec, pool):
     class Failing(Straggling):
         async def generate(self, requests: Sequence[RolloutRequest]) -> AsyncGenerator[Wave, None]:
-            if "Invent" not in Letters().decode(requests[0].prompt_ids):
+            if "Invent" not in LETTERS.decode(requests[0].prompt_ids):
                 raise RolloutError("no replica is left")
             async for wave in super().generate(requests):
                 yield wave
@@ -453,7 +436,7 @@ def test_what_fails_in_a_student_ends_the_round_with_its_own_error_and_leaves_no
 def test_what_fails_in_a_teacher_ends_the_round_with_its_own_error(spec, pool):
     class Failing(Straggling):
         async def generate(self, requests: Sequence[RolloutRequest]) -> AsyncGenerator[Wave, None]:
-            teaching = "Invent" in Letters().decode(requests[0].prompt_ids)
+            teaching = "Invent" in LETTERS.decode(requests[0].prompt_ids)
             async for wave in super().generate(requests):
                 yield wave
                 if teaching and self.events.count("a teacher is done") == 2:

@@ -25,6 +25,12 @@ class NoBaseModelError(BaseModelError):
     exit_code = 42
 
 
+class ChatTemplateError(BaseModelError):
+    """The base's chat template cannot put a problem to the model: trying again is of no use until it is another."""
+
+    exit_code = 42
+
+
 class RolloutError(PopuloraError):
     """Completions cannot be sampled: a prompt is too long, or the engine failed."""
 

@@ -80,12 +80,12 @@ def test_every_answer_is_right_and_stands_in_the_form_in_which_it_is_asked():
             if token == "<o>":
                 program, arguments = prompt.removeprefix("<o>").removesuffix("<out>").split("<in>")
                 problem = Problem("code_o", program, (arguments,), (answer,))
-                assert TEMPLATE.solve(problem) == prompt
+                assert "".join(TEMPLATE.solve(problem)) == prompt
                 assert run(program, arguments) == answer == TEMPLATE.parse_solution(problem, answer)
             elif token == "<i>":
                 program, output = prompt.removeprefix("<i>").removesuffix("<in>").split("<out>")
                 problem = Problem("code_i", program, (answer,), (output,))
-                assert TEMPLATE.solve(problem) == prompt
+                assert "".join(TEMPLATE.solve(problem)) == prompt
                 assert run(program, answer) == output
             elif token == "<f>":
                 pairs = [pair.split("<out>") for pair in prompt.split("<msg>")[0].split("<in>")[1:]]
@@ -94,7 +94,7 @@ def test_every_answer_is_right_and_stands_in_the_form_in_which_it_is_asked():
                 reference = Problem("code_o", document.prefix[4:].removesuffix("<new>"), ("1",))
                 task = "code_o" if token == "<po>" else "code_i"
                 proposal = TEMPLATE.parse_proposal(task, answer, [reference])
-                assert TEMPLATE.propose(task, [reference]) == prompt
+                assert "".join(TEMPLATE.propose(task, [reference])) == prompt
                 assert proposal is not None
                 run(proposal.program, proposal.inputs[0])
             else:

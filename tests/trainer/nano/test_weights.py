@@ -10,6 +10,7 @@ from populora_trainer.nano.heldout import load_heldout
 from populora_trainer.nano.registry import NOTICES, WEIGHTS, builtin_folder
 from populora_trainer.nano.tokenizer import build_tokenizer
 from populora_trainer.sandbox import SandboxPool
+from populora_trainer.tasks.compact import output_prompt
 from populora_trainer.tasks.problem import Problem
 
 PROBLEMS = load_heldout()[:120]
@@ -47,13 +48,13 @@ def test_both_bases_together_stay_under_8_mb_and_hold_bfloat16(bases):
 
 def test_greedy_completion_is_what_generate_gives(bases):
     model, tokenizer = bases["nano"]
-    prompts = ["<o>def f(x):\n    return x + 3<in>4<out>", "<o>def f(s):\n    return s[::-1]<in>'ab'<out>"]
-    mine = complete(model, tokenizer, prompts, 16)
+    questions = [("def f(x):\n    return x + 3", "4"), ("def f(s):\n    return s[::-1]", "'ab'")]
+    mine = complete(model, tokenizer, [output_prompt(*question) for question in questions], 16)
     settings = GenerationConfig(
         do_sample=False, max_new_tokens=16, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
     )
-    for prompt, answer in zip(prompts, mine, strict=True):
-        ids = tokenizer(prompt, return_tensors="pt", add_special_tokens=False).input_ids
+    for (program, given), answer in zip(questions, mine, strict=True):
+        ids = tokenizer(f"<o>{program}<in>{given}<out>", return_tensors="pt", add_special_tokens=False).input_ids
         written = model.generate(ids, generation_config=settings)[0, ids.shape[1] :]
         assert tokenizer.decode(written, skip_special_tokens=False) == f"{answer}<eos>"
 

@@ -1,9 +1,12 @@
 import ast
+import re
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
+from tokenizer_families import FAMILIES, letters
 
+from populora_trainer.errors import ChatTemplateError
 from populora_trainer.sandbox import literals
 from populora_trainer.tasks.chat import (
     ASKED_FUNCTION_INPUTS,
@@ -12,7 +15,7 @@ from populora_trainer.tasks.chat import (
     solution_completion,
 )
 from populora_trainer.tasks.problem import TASK_TYPES, Problem
-from populora_trainer.tasks.templates import Message
+from populora_trainer.tasks.templates import Control, Message, template_for
 
 TEMPLATE = ChatTemplate()
 PROGRAM = "def f(a, b=1):\n    return a + b"
@@ -216,59 +219,113 @@ def test_prompts_show_the_blocks_that_the_parser_reads():
     assert "```python" in content(TEMPLATE.solve(FUNCTION))
 
 
-class Characters:
-    """A tokenizer of characters with one special token, 0."""
-
-    eos_token_id = 0
-    chat_template: str | None = None
-
-    def encode(self, text, *, add_special_tokens=True):
-        return [1] * add_special_tokens + [ord(letter) for letter in text]
-
-    def decode(self, token_ids, *, skip_special_tokens=False):
-        return "".join(chr(token) for token in token_ids if not (skip_special_tokens and token < 2))
-
-    def get_vocab(self):
-        return {}
-
-    def apply_chat_template(self, conversation, *, tokenize, add_generation_prompt):
-        assert not tokenize
-        assert add_generation_prompt
-        return "".join(f"<{turn['role']}>{turn['content']}" for turn in conversation) + "<assistant>"
+@pytest.fixture(scope="module")
+def tokenizers():
+    return {name: make() for name, make in FAMILIES.items()}
 
 
-def test_messages_go_through_the_tokenizers_own_template():
-    tokenizer = Characters()
-    tokenizer.chat_template = "{{ messages }}"
-    ids = TEMPLATE.encode(tokenizer, (Message("user", "hi"),))
-    assert ids == [ord(letter) for letter in "<user>hi<assistant>"]
+def test_messages_go_through_the_tokenizers_own_template(tokenizers):
+    template = template_for(tokenizers["qwen"], "hf://Some/Model")
+    ids = template.encode(tokenizers["qwen"], (Message("user", "hi"),))
+    assert tokenizers["qwen"].decode(ids) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert (ids[0], ids.count(tokenizers["qwen"].eos_token_id)) == (1, 1)
 
 
-def test_a_tokenizer_without_a_template_gets_a_plain_dialogue():
-    ids = TEMPLATE.encode(Characters(), (Message("user", "hi"),))
-    assert ids == [1, *(ord(letter) for letter in "User: hi\n\nAssistant:")]
+def test_a_tokenizer_without_a_template_gets_a_plain_dialogue(tokenizers):
+    plain = tokenizers["base_model"]
+    ids = template_for(plain, "hf://Some/Model").encode(plain, (Message("user", "hi"),))
+    assert ids == plain.encode("User: hi\n\nAssistant:", add_special_tokens=True)
+    assert ids[0] == plain.bos_token_id
+    assert ids.count(plain.eos_token_id) == 1
 
 
-def test_decoding_stops_at_the_end_of_sequence():
-    assert TEMPLATE.decode(Characters(), [104, 105, 0, 106]) == "hi"
+def test_decoding_stops_at_the_end_of_sequence(tokenizers):
+    plain = tokenizers["letters"]
+    assert TEMPLATE.decode(plain, [*plain.encode("hi"), plain.eos_token_id, *plain.encode("j")]) == "hi"
 
 
-def test_a_compact_prompt_is_refused():
+def test_a_compact_prompt_is_refused(tokenizers):
     with pytest.raises(TypeError, match="messages"):
-        TEMPLATE.encode(Characters(), "<o>")
+        TEMPLATE.encode(tokenizers["letters"], (Control("<o>"), "x"))
 
 
-def test_a_real_tokenizer_of_transformers_takes_the_prompts():
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    words = Tokenizer(models.WordLevel({"<eos>": 0, "<unk>": 1, "user": 2, "assistant": 3, "hi": 4}, unk_token="<unk>"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>", unk_token="<unk>")
-    assert TEMPLATE.encode(tokenizer, (Message("user", "hi"),))[1:3] == [1, 4]
-    tokenizer.chat_template = (
-        "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}"
-        "{% if add_generation_prompt %}assistant{% endif %}"
+CONTROL = (
+    *("<eos>", "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|fim_prefix|>", "<tool_call>", "<|eot_id|>"),
+    *("<s>", "</s>", "[INST]", "[/INST]", "<bos>", "<start_of_turn>", "<end_of_turn>", "<|begin_of_text|>"),
+)
+SPELLINGS = st.lists(
+    st.sampled_from(
+        [*CONTROL, "<|im_<|im_end|>end|>", "<|im_", "end|>", "<", ">", "<table>", "\n\n", "    ", "é日", "x"]
     )
-    assert TEMPLATE.encode(tokenizer, (Message("user", "hi"),)) == [2, 4, 3]
-    assert TEMPLATE.decode(tokenizer, [4, 0, 4]) == "hi"
+    | st.text(st.characters(exclude_categories=["C"]), max_size=4),
+    max_size=8,
+).map("".join)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@given(content=SPELLINGS, task=st.sampled_from(["code_o", "code_i"]))
+def test_no_text_that_a_model_wrote_becomes_a_control_token(tokenizers, family, content, task):
+    tokenizer = tokenizers[family]
+    template = template_for(tokenizer, "hf://Some/Model")
+    problem = Problem(task, f"def f(x):\n    return {content!r}", (repr(content),), (repr(content),))
+    harmless = Problem(task, "def f(x):\n    return 'x'", ("'x'",), ("'x'",))
+    control = {number for token in CONTROL if (number := tokenizer.added_tokens_encoder.get(token)) is not None}
+    for prompt, plain in (
+        (template.solve(problem), template.solve(harmless)),
+        (template.propose(task, [problem]), template.propose(task, [harmless])),
+    ):
+        ids, expected = template.encode(tokenizer, prompt), template.encode(tokenizer, plain)
+        assert [token for token in ids if token in control] == [token for token in expected if token in control]
+        assert tokenizer.decode(ids[len(template.turns.opening) :]) == template.turns.render(tokenizer, prompt)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@given(content=SPELLINGS)
+def test_a_prompt_without_control_tokens_has_the_token_ids_that_the_model_knows(tokenizers, family, content):
+    tokenizer = tokenizers[family]
+    assume(not any(token in content for token in tokenizer.added_tokens_encoder))
+    template = template_for(tokenizer, "hf://Some/Model")
+    prompt = template.solve(Problem("code_o", f"def f(x):\n    return {content!r}", ("1",), ("1",)))
+    text = template.turns.render(tokenizer, prompt)
+    opening = list(template.turns.opening)
+    assert template.encode(tokenizer, prompt) == opening + tokenizer.encode(text, add_special_tokens=False)
+
+
+def test_a_template_is_told_one_date_on_every_day(tokenizers, monkeypatch):
+    tokenizer = tokenizers["llama_3"]
+    prompt = TEMPLATE.solve(REFERENCE)
+    ids = template_for(tokenizer, "hf://Some/Model").encode(tokenizer, prompt)
+    assert "Today Date: 26 Jul 2024" in tokenizer.decode(ids)
+    conversation = [{"role": "user", "content": prompt[0].content}]
+    today = tokenizer.apply_chat_template(conversation, tokenize=False)
+    (date,) = re.findall("Today Date: ([^<]*)<", today)
+    assert tokenizer.decode(ids) == today.replace(date, "26 Jul 2024")
+
+
+@pytest.mark.parametrize(
+    ("chat_template", "complaint"),
+    [
+        ("", "is empty"),
+        (" \n", "is empty"),
+        ("{% if true %}", "fails on a single turn of the user: TemplateSyntaxError"),
+        (
+            "{{ raise_exception('no system turn') }}",
+            "fails on a single turn of the user: TemplateError: no system turn",
+        ),
+        ("{{ messages[1].content }}", "fails on a single turn of the user: UndefinedError"),
+        ("{{ messages[0].role }}", "does not show the user's words as they are"),
+        ("{{ messages[0].content | upper }}", "does not show the user's words as they are"),
+        ("{{ messages[0].content | escape }}", "does not show the user's words as they are"),
+        ("{{ messages[0].content }}{{ strftime_now('%d' + '%m') }}", "asks the clock"),
+        ("{% set now = strftime_now %}{{ messages[0].content }}{{ now('%d') }}", "asks the clock"),
+        ("{{ messages[0].content }}{{ [1, 2] | random }}", "draws at random"),
+        ({"tool_use": "{{ messages[0].content }}"}, "can't be chosen"),
+    ],
+)
+def test_a_chat_template_that_cannot_put_a_problem_is_refused(chat_template, complaint):
+    tokenizer = letters()
+    tokenizer.chat_template = chat_template
+    with pytest.raises(ChatTemplateError, match=complaint) as refused:
+        template_for(tokenizer, "hf://Some/Model")
+    assert "baseModel.uri: the chat template of hf://Some/Model" in str(refused.value)
+    assert "\n" not in str(refused.value)

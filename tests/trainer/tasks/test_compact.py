@@ -1,22 +1,23 @@
-from types import SimpleNamespace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizer_families import letters
 
 from populora_trainer.errors import PopuloraError
 from populora_trainer.nano.tokenizer import build_tokenizer
 from populora_trainer.sandbox import literals
 from populora_trainer.tasks.compact import (
+    SPECIAL_TOKENS,
     CompactTemplate,
     function_proposal_completion,
     proposal_completion,
 )
 from populora_trainer.tasks.problem import Problem
-from populora_trainer.tasks.templates import Message, template_for
+from populora_trainer.tasks.templates import Control, Message, template_for
 
 PROGRAM = "def f(x, s):\n    return s * x"
 TEMPLATE = CompactTemplate()
+TOKENIZER = build_tokenizer()
 REFERENCE = Problem("code_o", PROGRAM, ("2, 'ab'",), ("'abab'",))
 
 values = st.recursive(
@@ -32,12 +33,14 @@ def without_tokens(text: str) -> bool:
 
 def test_prompts_are_the_documented_ones():
     function = Problem("code_f", PROGRAM, ("1, 'a'", "2, 'b'", "3, 'c'"), ("'a'", "'bb'", "'ccc'"), "repeat")
-    assert TEMPLATE.solve(REFERENCE) == f"<o>{PROGRAM}<in>2, 'ab'<out>"
-    assert TEMPLATE.solve(Problem("code_i", PROGRAM, ("2, 'ab'",), ("'abab'",))) == f"<i>{PROGRAM}<out>'abab'<in>"
-    assert TEMPLATE.solve(function) == "<f><in>1, 'a'<out>'a'<in>2, 'b'<out>'bb'<msg>repeat<prog>"
-    assert TEMPLATE.propose("code_o", [REFERENCE]) == f"<po>{PROGRAM}<new>"
-    assert TEMPLATE.propose("code_i", [REFERENCE]) == f"<pi>{PROGRAM}<new>"
-    assert TEMPLATE.propose("code_f", [REFERENCE]) == f"<pf>{PROGRAM}<new>"
+    assert "".join(TEMPLATE.solve(REFERENCE)) == f"<o>{PROGRAM}<in>2, 'ab'<out>"
+    assert (
+        "".join(TEMPLATE.solve(Problem("code_i", PROGRAM, ("2, 'ab'",), ("'abab'",)))) == f"<i>{PROGRAM}<out>'abab'<in>"
+    )
+    assert "".join(TEMPLATE.solve(function)) == "<f><in>1, 'a'<out>'a'<in>2, 'b'<out>'bb'<msg>repeat<prog>"
+    assert "".join(TEMPLATE.propose("code_o", [REFERENCE])) == f"<po>{PROGRAM}<new>"
+    assert "".join(TEMPLATE.propose("code_i", [REFERENCE])) == f"<pi>{PROGRAM}<new>"
+    assert "".join(TEMPLATE.propose("code_f", [REFERENCE])) == f"<pf>{PROGRAM}<new>"
 
 
 @given(st.lists(values, min_size=1, max_size=3).map(lambda one: ", ".join(map(repr, one))).filter(without_tokens))
@@ -140,7 +143,7 @@ def test_a_proposal_needs_a_reference():
 
 def test_decoding_stops_at_the_end_token_and_keeps_the_format():
     tokenizer = build_tokenizer()
-    ids = TEMPLATE.encode(tokenizer, f"{PROGRAM}<in>2, 'ab'<eos>junk<eos>")
+    ids = TEMPLATE.encode(tokenizer, (PROGRAM, Control("<in>"), "2, 'ab'", Control("<eos>"), "junk", Control("<eos>")))
     assert TEMPLATE.decode(tokenizer, ids) == f"{PROGRAM}<in>2, 'ab'"
     assert TEMPLATE.decode(tokenizer, []) == ""
 
@@ -148,9 +151,24 @@ def test_decoding_stops_at_the_end_token_and_keeps_the_format():
 @given(st.text(max_size=60))
 def test_any_text_can_be_encoded(text):
     tokenizer = build_tokenizer()
-    ids = TEMPLATE.encode(tokenizer, text)
+    ids = TEMPLATE.encode(tokenizer, (text,))
     assert all(0 <= token < len(tokenizer) for token in ids)
     assert isinstance(TEMPLATE.decode(tokenizer, ids), str)
+
+
+@given(
+    st.lists(
+        st.sampled_from([Control(token) for token in SPECIAL_TOKENS])
+        | st.lists(st.sampled_from([*SPECIAL_TOKENS, "<", ">", "o", " ", "in>", "x"]), max_size=4).map("".join),
+        max_size=8,
+    )
+)
+def test_a_token_that_a_program_spells_is_text(parts):
+    ids = TEMPLATE.encode(TOKENIZER, tuple(parts))
+    special = set(TOKENIZER.convert_tokens_to_ids(list(SPECIAL_TOKENS)))
+    written = [TOKENIZER.convert_tokens_to_ids(part) for part in parts if isinstance(part, Control)]
+    assert [token for token in ids if token in special] == written
+    assert TOKENIZER.decode(ids, skip_special_tokens=False) == "".join(parts)
 
 
 def test_chat_messages_are_no_compact_prompt():
@@ -159,7 +177,7 @@ def test_chat_messages_are_no_compact_prompt():
 
 
 def test_the_tokenizer_decides_which_templates_are_used():
-    plain = SimpleNamespace(get_vocab=lambda: {"hello": 0})
+    plain = letters()
     assert template_for(build_tokenizer(), "file://somewhere").name == "compact"
     assert template_for(plain, "hf://Some/Model").name == "chat"
     with pytest.raises(PopuloraError, match="<po>"):

@@ -30,6 +30,7 @@ from populora_trainer.tasks.compact import (
 )
 from populora_trainer.tasks.held_out import normalised_hash
 from populora_trainer.tasks.problem import TaskType
+from populora_trainer.tasks.templates import Parts
 
 DRILL_ARGUMENTS: tuple[tuple[str, ...], ...] = (
     *(("x",), ("n",), ("a",), ("b",), ("y",), ("x", "y"), ("a", "b"), ("n", "x")),
@@ -275,15 +276,15 @@ def _first_argument(arguments: str) -> str:
     return repr(ast.literal_eval(f"({arguments},)")[0])
 
 
-def _single(prompt: str, completion: str) -> Document:
-    return Document(prompt, (Branch("", completion + EOS),))
+def _single(prompt: Parts, completion: str) -> Document:
+    return Document("".join(prompt), (Branch("", completion + EOS),))
 
 
-def _document(pairs: Sequence[tuple[str, str]]) -> Document:
+def _document(pairs: Sequence[tuple[Parts, str]]) -> Document:
     """Share what all prompts begin with up to the last special token of the prefix."""
-    prompts = [prompt for prompt, _ in pairs]
+    prompts = ["".join(prompt) for prompt, _ in pairs]
     start = prompts[0].rindex("<in>") if prompts[0].endswith("<out>") else prompts[0].rindex("<out>")
-    branches = tuple(Branch(prompt[start:], answer + EOS) for prompt, answer in pairs)
+    branches = tuple(Branch(prompt[start:], answer + EOS) for prompt, (_, answer) in zip(prompts, pairs, strict=True))
     return Document(prompts[0][:start], branches)
 
 

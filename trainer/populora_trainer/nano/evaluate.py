@@ -23,6 +23,7 @@ from populora_trainer.tasks.cases import answer_case, proposal_case
 from populora_trainer.tasks.compact import CompactTemplate
 from populora_trainer.tasks.held_out import normalised_hash
 from populora_trainer.tasks.problem import TASK_TYPES, Problem, TaskType
+from populora_trainer.tasks.templates import Prompt
 
 TEMPLATE = CompactTemplate()
 BATCH = 128
@@ -35,7 +36,7 @@ LINE_BINS = ((2, 2), (3, 3), (4, 4), (5, 6), (7, 9), (10, 14))
 def complete(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[str],
+    prompts: Sequence[Prompt],
     max_tokens: int,
     generator: torch.Generator | None = None,
 ) -> list[str | None]:
@@ -98,7 +99,7 @@ def solve_rates(
     cases: list[Case] = []
     for task in TASK_TYPES:
         asked = [index for index, problem in enumerate(problems) if problem.task == task for _ in range(repeats)]
-        prompts = [str(TEMPLATE.solve(problems[index])) for index in asked]
+        prompts = [TEMPLATE.solve(problems[index]) for index in asked]
         for index, text in zip(asked, complete(model, tokenizer, prompts, ANSWER_TOKENS[task], generator), strict=True):
             problem = problems[index]
             answer = None if text is None else TEMPLATE.parse_solution(problem, text)
@@ -138,7 +139,7 @@ def propose(
     corpus = CorpusGenerator(choices(seed, "references", task), heldout_hashes())
     programs = [IDENTITY if index % 10 == 0 else corpus.program(EASY_SIZES, 4).source for index in range(count)]
     references = [Problem(task, program, ("0",)) for program in programs]
-    prompts = [str(TEMPLATE.propose(task, [reference])) for reference in references]
+    prompts = [TEMPLATE.propose(task, [reference]) for reference in references]
     texts = complete(model, tokenizer, prompts, PROPOSAL_TOKENS, tensor_generator(seed, "proposals", task))
     return [
         None if text is None else TEMPLATE.parse_proposal(task, text, [reference])

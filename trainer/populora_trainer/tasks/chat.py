@@ -18,6 +18,7 @@ from populora_trainer.tasks.compact import MAX_FUNCTION_INPUTS, MIN_FUNCTION_INP
 from populora_trainer.tasks.parsing import Block, argument_list, defines_entry, fenced_blocks, input_list, literal_text
 from populora_trainer.tasks.problem import Problem, TaskType
 from populora_trainer.tasks.templates import Message, Prompt, Tokenizer
+from populora_trainer.tasks.turns import PLAIN_DIALOGUE, Turns
 
 ASKED_FUNCTION_INPUTS = 10  # as in Absolute Zero: half is shown, half judges
 
@@ -132,9 +133,16 @@ def f(...):
 
 
 class ChatTemplate:
-    """Templates for instruction models; implements `templates.Template`."""
+    """Templates for instruction models; implements `templates.Template`.
+
+    Attributes:
+        turns: how messages become token ids.
+    """
 
     name = "chat"
+
+    def __init__(self, turns: Turns = PLAIN_DIALOGUE) -> None:
+        self.turns = turns
 
     def propose(self, task: TaskType, references: Sequence[Problem]) -> Prompt:
         """Ask for a new problem with the references as examples; code_f asks about the first reference's program.
@@ -197,20 +205,13 @@ class ChatTemplate:
     def encode(self, tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
         """Token ids of the messages with the opening of the assistant's turn.
 
-        A tokenizer without a chat template, as base models have, gets a plain dialogue.
-
         Raises:
             TypeError: a compact prompt was given.
         """
-        if isinstance(prompt, str):
-            raise TypeError("the chat template takes messages, got text")
-        if getattr(tokenizer, "chat_template", None) is None:
-            turns = [f"{message.role.capitalize()}: {message.content}" for message in prompt]
-            return tokenizer.encode("\n\n".join([*turns, "Assistant:"]), add_special_tokens=True)
-        conversation = [{"role": message.role, "content": message.content} for message in prompt]
-        text = tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
-        # The template has written the special tokens itself.
-        return tokenizer.encode(text, add_special_tokens=False)
+        messages = [message for message in prompt if isinstance(message, Message)]
+        if len(messages) != len(prompt):
+            raise TypeError("the chat template takes messages, got parts of text")
+        return self.turns.encode(tokenizer, messages)
 
     def decode(self, tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
         """Text up to the end-of-sequence token, without special tokens."""

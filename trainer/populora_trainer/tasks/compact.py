@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from populora_trainer.tasks.parsing import argument_list, defines_entry, input_list, literal_text
 from populora_trainer.tasks.problem import Problem, TaskType
-from populora_trainer.tasks.templates import Prompt, Tokenizer
+from populora_trainer.tasks.templates import Control, Parts, Prompt, Tokenizer
 
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 SOLVE_OUTPUT, SOLVE_INPUT, SOLVE_PROGRAM = "<o>", "<i>", "<f>"
@@ -31,26 +31,26 @@ MIN_FUNCTION_INPUTS = 2  # one pair to show and one to hide
 MAX_FUNCTION_INPUTS = 12
 
 
-def output_prompt(program: str, arguments: str) -> str:
+def output_prompt(program: str, arguments: str) -> Parts:
     """The question of code_o: what does `f(arguments)` return?"""
-    return f"{SOLVE_OUTPUT}{program}{IN}{arguments}{OUT}"
+    return Control(SOLVE_OUTPUT), program, Control(IN), arguments, Control(OUT)
 
 
-def input_prompt(program: str, value: str) -> str:
+def input_prompt(program: str, value: str) -> Parts:
     """The question of code_i: which arguments make `f` return `value`?"""
-    return f"{SOLVE_INPUT}{program}{OUT}{value}{IN}"
+    return Control(SOLVE_INPUT), program, Control(OUT), value, Control(IN)
 
 
-def function_prompt(pairs: Sequence[tuple[str, str]], message: str) -> str:
+def function_prompt(pairs: Sequence[tuple[str, str]], message: str) -> Parts:
     """The question of code_f: which program maps these (arguments, value) pairs and fits the message?"""
-    shown = "".join(f"{IN}{arguments}{OUT}{value}" for arguments, value in pairs)
-    return f"{SOLVE_PROGRAM}{shown}{MESSAGE}{message}{PROGRAM}"
+    shown = [part for arguments, value in pairs for part in (Control(IN), arguments, Control(OUT), value)]
+    return Control(SOLVE_PROGRAM), *shown, Control(MESSAGE), message, Control(PROGRAM)
 
 
-def propose_prompt(task: TaskType, program: str) -> str:
+def propose_prompt(task: TaskType, program: str) -> Parts:
     """Ask for a problem: `program` is an example for code_o and code_i, the program itself for code_f."""
     token = {"code_o": PROPOSE_OUTPUT, "code_i": PROPOSE_INPUT, "code_f": PROPOSE_PROGRAM}[task]
-    return f"{token}{program}{NEW}"
+    return Control(token), program, Control(NEW)
 
 
 def proposal_completion(program: str, arguments: str) -> str:
@@ -106,14 +106,23 @@ class CompactTemplate:
         return text if defines_entry(text) else None
 
     def encode(self, tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
-        """Token ids of a compact prompt.
+        """Token ids of a compact prompt; a program or value that spells a task token is encoded character by character.
 
         Raises:
             TypeError: a chat prompt was given.
         """
-        if not isinstance(prompt, str):
-            raise TypeError("the compact template takes text, got chat messages")
-        return tokenizer.encode(prompt, add_special_tokens=False)
+        parts = [part for part in prompt if isinstance(part, str)]
+        if len(parts) != len(prompt):
+            raise TypeError("the compact template takes parts of text, got chat messages")
+        if not any(_spells_a_token(part) for part in parts):
+            return tokenizer.encode("".join(parts), add_special_tokens=False)
+        return [
+            token
+            for part in parts
+            for token in tokenizer.encode(
+                part, add_special_tokens=False, split_special_tokens=not isinstance(part, Control)
+            )
+        ]
 
     def decode(self, tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
         """Text up to the end-of-sequence token; the other special tokens stay, because they are the format."""
@@ -121,6 +130,10 @@ class CompactTemplate:
         if tokenizer.eos_token_id in ids:
             ids = ids[: ids.index(tokenizer.eos_token_id)]
         return tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def _spells_a_token(part: str) -> bool:
+    return not isinstance(part, Control) and "<" in part and any(token in part for token in SPECIAL_TOKENS)
 
 
 def _parse_function_proposal(text: str, program: str) -> Problem | None:

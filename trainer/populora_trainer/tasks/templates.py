@@ -1,6 +1,6 @@
 """How a problem becomes a prompt and a completion becomes a problem or an answer: one protocol, two template sets."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -15,24 +15,46 @@ class Message:
     content: str
 
 
-Prompt = str | tuple[Message, ...]
+class Control(str):
+    """A control token in a compact prompt. What stands beside it as plain `str` is text, whatever it spells."""
+
+    __slots__ = ()
+
+
+Parts = tuple[str, ...]
+"""A compact prompt: control tokens, and between them programs, values and messages that models have written."""
+
+Prompt = Parts | tuple[Message, ...]
 
 
 class Tokenizer(Protocol):
-    """The part of a transformers tokenizer that templates use."""
+    """The part of a transformers tokenizer that templates use.
+
+    Attributes:
+        chat_control_tokens: what a chat prompt spells as text where a message contains it; None for the default.
+    """
+
+    chat_control_tokens: list[str] | None
 
     @property
     def eos_token_id(self) -> int | None:
         """Id of the token that ends an answer."""
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Text to token ids."""
+    def encode(self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False) -> list[int]:
+        """Text to token ids; with `split_special_tokens`, a special token in it is text like any other."""
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Token ids to text."""
 
     def get_vocab(self) -> dict[str, int]:
         """Every token with its id."""
+
+    @property
+    def added_tokens_decoder(self) -> Mapping[int, Any]:
+        """Every token outside of the learned vocabulary by its id, with `content` and `special`."""
+
+    def get_chat_template(self) -> str:
+        """The chat template by which messages become text."""
 
     def apply_chat_template(self, conversation: Sequence[dict[str, str]], **options: Any) -> Any:
         """Chat messages to text or token ids."""
@@ -59,7 +81,7 @@ class Template(Protocol):
         """Read a student's completion: literal text (code_o), argument list (code_i), program (code_f), or None."""
 
     def encode(self, tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt, ready for generation."""
+        """Token ids of a prompt, ready for generation. Control tokens come from the template and from nothing else."""
 
     def decode(self, tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
         """Text of a completion for the parsers, without the end-of-sequence token and what follows it."""
@@ -74,10 +96,12 @@ def template_for(tokenizer: Tokenizer, base_uri: str) -> Template:
 
     Raises:
         PopuloraError: an embedded base whose tokenizer lacks the compact tokens.
+        ChatTemplateError: the tokenizer's chat template can't put a problem to the model, or not twice the same.
     """
     from populora_trainer.errors import PopuloraError
     from populora_trainer.tasks.chat import ChatTemplate
     from populora_trainer.tasks.compact import PROPOSE_OUTPUT, CompactTemplate
+    from populora_trainer.tasks.turns import turns_of
 
     if PROPOSE_OUTPUT in tokenizer.get_vocab():
         return CompactTemplate()
@@ -85,4 +109,4 @@ def template_for(tokenizer: Tokenizer, base_uri: str) -> Template:
         raise PopuloraError(
             f"The tokenizer of {base_uri} has no token {PROPOSE_OUTPUT}, so it is not an embedded base."
         )
-    return ChatTemplate()
+    return ChatTemplate(turns_of(tokenizer, base_uri))
