@@ -264,8 +264,8 @@ def della(
         columns = B.shape[1]
         rank = rank_in_rows(B.abs()).to(B.dtype) / max(1, columns - 1) if columns > 1 else 0.5
         chance = (density - epsilon) + 2 * epsilon * rank
-        kept = (draws.uniform(tuple(B.shape), generator, B) + 1) / 2 < chance
-        return torch.where(kept, B / chance, 0.0)
+        dropped = draws.uniform(tuple(B.shape), generator, B).add_(1).mul_(0.5) >= chance
+        return (B / chance).masked_fill_(dropped, 0.0)
 
     def merge(a: Tensor, b: Tensor) -> Tensor:
         return _elect(drop(a), drop(b))
