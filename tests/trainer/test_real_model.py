@@ -1,4 +1,4 @@
-"""One whole step of one teacher and one student on a pretrained model, with the chat prompts."""
+"""A pretrained model with the chat prompts: it answers, and takes one whole step of one teacher and one student."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -11,8 +11,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from populora_api import load_manifest
 from populora_trainer import session as sessions
+from populora_trainer.population.lora import LoraPopulation
 from populora_trainer.population.peft_format import read_adapter
-from populora_trainer.rollout.engine import Completion, RolloutRequest, Wave
+from populora_trainer.rollout.base_model import load_base
+from populora_trainer.rollout.engine import Completion, RolloutRequest, Wave, all_completions
 from populora_trainer.rollout.transformers_engine import TransformersEngine
 from populora_trainer.session import Events, open_session
 from populora_trainer.storage.checkpoint import intact, read_manifest
@@ -24,8 +26,23 @@ MANIFEST = Path(__file__).with_name("tiny.yaml")
 PROPOSALS, ROLLOUTS = 3, 4
 PROPOSAL = "```python\ndef f(x):\n    return x + 1\n```\n```input\n2\n```"
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
+def test_a_real_pretrained_model_answers_in_its_chat_format(smollm2_folder: Path) -> None:
+    base = load_base(f"file://{smollm2_folder}")
+    population = LoraPopulation(base.model, 2, 8, 16, ("q_proj", "k_proj", "v_proj", "o_proj"), seed=0)
+    engine = TransformersEngine(population, end_ids=base.end_ids, pad_id=base.pad_id, max_prompt_tokens=128)
+    question = [{"role": "user", "content": "What is 2 + 3? Answer with one number."}]
+    text = base.tokenizer.apply_chat_template(question, add_generation_prompt=True, tokenize=False)
+    prompt = tuple(base.tokenizer.encode(text, add_special_tokens=False))
+    requests = [RolloutRequest(member, prompt, 1, 0, 16, 0.0) for member in range(2)]
+    (first,), (second,) = asyncio.run(all_completions(engine, requests))
+    assert first.token_ids == second.token_ids  # both are still the base
+    assert first.finish_reason == "stop"
+    assert "5" in base.tokenizer.decode(first.token_ids)
+
+
 def test_a_pretrained_model_takes_a_whole_step(
     smollm2_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

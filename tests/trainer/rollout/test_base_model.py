@@ -1,6 +1,5 @@
 """A base model is loaded by its address, or the user is told in one sentence why not."""
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,10 +11,7 @@ from transformers.utils import logging
 
 from populora_trainer.errors import BaseModelError
 from populora_trainer.nano.tokenizer import build_tokenizer
-from populora_trainer.population.lora import LoraPopulation
 from populora_trainer.rollout.base_model import load_base, use_deterministic_algorithms, weights_digest
-from populora_trainer.rollout.engine import RolloutRequest, all_completions
-from populora_trainer.rollout.transformers_engine import TransformersEngine
 
 
 @pytest.fixture
@@ -102,21 +98,6 @@ def test_a_damaged_folder_is_one_sentence(saved_model: Path) -> None:
     (saved_model / "config.json").write_text('{"model_type": "no-such-architecture"}')
     with pytest.raises(BaseModelError, match="can't be loaded"):
         load_base(f"file://{saved_model}")
-
-
-@pytest.mark.slow
-def test_a_real_pretrained_model_answers_in_its_chat_format(smollm2_folder: Path) -> None:
-    base = load_base(f"file://{smollm2_folder}")
-    population = LoraPopulation(base.model, 2, 8, 16, ("q_proj", "k_proj", "v_proj", "o_proj"), seed=0)
-    engine = TransformersEngine(population, end_ids=base.end_ids, pad_id=base.pad_id, max_prompt_tokens=128)
-    question = [{"role": "user", "content": "What is 2 + 3? Answer with one number."}]
-    text = base.tokenizer.apply_chat_template(question, add_generation_prompt=True, tokenize=False)
-    prompt = tuple(base.tokenizer.encode(text, add_special_tokens=False))
-    requests = [RolloutRequest(member, prompt, 1, 0, 16, 0.0) for member in range(2)]
-    (first,), (second,) = asyncio.run(all_completions(engine, requests))
-    assert first.token_ids == second.token_ids  # both are still the base
-    assert first.finish_reason == "stop"
-    assert "5" in base.tokenizer.decode(first.token_ids)
 
 
 def test_an_unknown_dtype_is_refused(saved_model: Path) -> None:
