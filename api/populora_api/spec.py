@@ -229,7 +229,9 @@ class Matchmaking(Model):
     games_per: Literal["Matchup", "TaskType", "Problem"] = Field(
         default="TaskType",
         description="What makes one TrueSkill game between a teacher and its student: the whole matchup, each task "
-        "type, or each problem.",
+        "type, or each problem. The teacher's score is the mean of 1 - solve rate, with 0 for a proposal that is "
+        "invalid or that nobody solved; the student's is the mean solve rate of the valid problems. Above 0.55 wins, "
+        "below 0.45 loses, and both may lose.",
     )
 
 

@@ -121,7 +121,7 @@ class Observations:
                 "student": student.name,
                 "tasks": tasks,
                 "games": [
-                    {"task": game.task, "outcome": game.outcome}
+                    {"task": game.task, "teacher": game.teacher_result, "student": game.student_result}
                     for game in self.games
                     if (game.teacher, game.student) == (matchup.teacher, matchup.student)
                 ],

@@ -5,6 +5,7 @@ Where nothing was measured a number is null, never NaN. Rates are shares in [0, 
 
 from typing import NotRequired, TypedDict
 
+from populora_trainer.population.ratings import Result
 from populora_trainer.tasks.problem import TaskType
 
 Role = str  # "teacher", "student"; a single agent's samples carry the role in which they were drawn
@@ -31,7 +32,8 @@ class Game(TypedDict):
     """One rating game of a match-up."""
 
     task: TaskType | None  # None: the match-up as a whole
-    outcome: str  # "teacher" or "student" won, "draw", or "void": not rated
+    teacher: Result
+    student: Result | None  # None: the student had nothing to solve
 
 
 class MatchupRecord(TypedDict):

@@ -16,7 +16,7 @@ from populora_trainer.population.members import PRIOR_MU, PRIOR_SIGMA, Member
 from populora_trainer.tasks.problem import TaskType
 
 GamesPer = Literal["Matchup", "TaskType", "Problem"]
-Outcome = Literal["teacher", "student", "draw"]
+Result = Literal["win", "draw", "loss"]
 
 BETA = PRIOR_SIGMA / 2.0
 TAU = PRIOR_SIGMA / 100.0
@@ -48,37 +48,52 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Game:
-    """One rated game: who won, and the teacher's share of the points, which decided it.
+    """One rated game, as either side came out of it.
 
-    `task` is None where one game covers the whole matchup.
+    Attributes:
+        teacher, student: slots of the members.
+        task: its type; None where one game covers the whole matchup.
+        teacher_result: whether the teacher's score is above an even one, near it or below.
+        student_result: the same of the student; None where it got nothing to solve.
     """
 
     teacher: int
     student: int
     task: TaskType | None
-    points: float
-    outcome: Outcome
+    teacher_result: Result
+    student_result: Result | None
 
 
-def teacher_points(solve_rate: float | None) -> float | None:
-    """Return the teacher's share of the one point that a problem is worth; the student has the rest.
+def teacher_score(solve_rates: Sequence[float | None]) -> float:
+    """Return the mean of what the paper pays the teacher for each proposal, where nothing is worth less than 0.
 
-        1 - rho    where 0 < rho <= 1;    0    where the verifier refused it;    None, no point, where nobody solved it
+        1 - rho    where 0 < rho;    0    where nobody solved it (rho = 0) or the verifier refused it (None)
 
-    So no problem that can't be verified or solved ever raises a teacher. An unsolved one gives the student no point
-    either: students would else win nearly every game against hard teachers, whatever they can do.
+    Every proposal counts. One more that is not solved lowers the mean, so it never raises a teacher.
+
+    Source: arXiv 2605.16727, equation 2, with its -1 for invalid proposals raised to 0.
     """
-    if solve_rate is None:
-        return 0.0
-    return 1.0 - solve_rate if solve_rate > 0.0 else None
+    return math.fsum(1.0 - rho for rho in solve_rates if rho) / len(solve_rates)
+
+
+def student_score(solve_rates: Sequence[float | None]) -> float | None:
+    """Return the mean solve rate of the valid problems, None where there are none: the student had nothing to solve.
+
+    A problem that it did not solve counts as 0. Were it left out, solving nothing would pay more than
+    solving little.
+    """
+    valid = [rho for rho in solve_rates if rho is not None]
+    return math.fsum(valid) / len(valid) if valid else None
 
 
 def games(exchanges: Sequence[Exchange], games_per: GamesPer = "TaskType") -> list[Game]:
     """Return the games of a step, in the order of their slots and tasks.
 
-    The teacher wins where its share of the points is above 1/2 by more than `DRAW_MARGIN`, which is a mean solve rate
-    below 1/2 by more; the student wins where it is below; between them the game is drawn. Where no problem gave a
-    point, the teacher loses. The single agent has nobody to be compared with: its problems make no game.
+    A side wins where its score is above 1/2 by more than `DRAW_MARGIN`, loses where it is below by more, and draws
+    between them. Where every problem is valid and solved, the scores add up to 1: one side's win is the other's loss.
+    A problem that nobody solved counts against both, since it shows neither a good teacher nor a good student; a
+    refused one against its teacher alone. The rule is the same whatever a game covers. The single agent has nobody to
+    be compared with: its problems make no game.
 
     Args:
         exchanges: every proposal of the step, valid or not.
@@ -105,13 +120,21 @@ def games(exchanges: Sequence[Exchange], games_per: GamesPer = "TaskType") -> li
 
 
 def _game(exchanges: Sequence[Exchange], task: TaskType | None) -> Game:
-    all_points = (teacher_points(exchange.solve_rate) for exchange in exchanges)
-    given = [points for points in all_points if points is not None]
-    points = math.fsum(given) / len(given) if given else 0.0
-    lead = points - 0.5
+    solve_rates = [exchange.solve_rate for exchange in exchanges]
+    score = student_score(solve_rates)
+    return Game(
+        exchanges[0].teacher,
+        exchanges[0].student,
+        task,
+        _result(teacher_score(solve_rates)),
+        None if score is None else _result(score),
+    )
+
+
+def _result(score: float) -> Result:
+    lead = score - 0.5
     # The margin itself is a draw; the slack keeps 0.55 - 0.5 from winning by a rounding error.
-    outcome: Outcome = "draw" if abs(lead) <= DRAW_MARGIN + 1e-12 else "teacher" if lead > 0 else "student"
-    return Game(exchanges[0].teacher, exchanges[0].student, task, points, outcome)
+    return "draw" if abs(lead) <= DRAW_MARGIN + 1e-12 else "win" if lead > 0 else "loss"
 
 
 def win_probability(teacher: Member, student: Member) -> float:
@@ -129,24 +152,28 @@ def rate(members: Sequence[Member], played: Sequence[Game]) -> tuple[Member, ...
     All games of a step are one observation, so their order does not matter (rated one after another, two wins and a
     loss give a mean between 24.7 and 28.9, by order). The games of a pair speak of nothing but the difference of its
     two skills; its posterior is found by expectation propagation with TrueSkill's v and w, and carried back to both
-    skills. Members who meet several opponents combine what each pair says, again until it stands still. A member who
-    plays drifts by TAU once a step, whatever its number of games; one game between two members gives exactly
-    `trueskill.rate_1vs1`.
+    skills. Where the two sides of a game have results that contradict each other, as after a problem that nobody
+    solved, each side's own result is carried back to it. Members who meet several opponents combine what each pair
+    says, again until it stands still. A member who plays drifts by TAU once a step, whatever its number of games; one
+    game that one side wins or both draw gives exactly `trueskill.rate_1vs1`.
 
     Args:
-        members: the population; a member without a game is returned as it is.
+        members: the population; a member without a result is returned as it is.
         played: games among them, in any order.
 
     Source: Herbrich, Minka, Graepel, "TrueSkill: A Bayesian Skill Rating System", 2007, sections 2 and 3.
     """
-    results: dict[_Pair, Counter[Outcome]] = {}
-    for game in sorted(played, key=lambda one: (one.teacher, one.student, one.outcome)):
-        results.setdefault((game.teacher, game.student), Counter())[game.outcome] += 1
-    busy = Counter(slot for game in played for slot in (game.teacher, game.student))
+    results: dict[_Pair, _Results] = {}
+    busy: Counter[int] = Counter()
+    for game in sorted(played, key=lambda one: (one.teacher, one.student, one.teacher_result, str(one.student_result))):
+        teachers, students = results.setdefault((game.teacher, game.student), (Counter(), Counter()))
+        teachers[game.teacher_result] += 1
+        busy[game.teacher] += 1
+        if game.student_result is not None:
+            students[_MIRROR[game.student_result]] += 1
+            busy[game.student] += 1
     prior = {
-        slot: _Gaussian.of(members[slot].mu, members[slot].sigma ** 2 + TAU**2)
-        for slot in range(len(members))
-        if slot in busy
+        slot: _Gaussian.of(members[slot].mu, members[slot].sigma ** 2 + TAU**2) for pair in results for slot in pair
     }
     messages = dict.fromkeys(results, (_NOTHING, _NOTHING))
     skills = dict(prior)
@@ -160,17 +187,20 @@ def rate(members: Sequence[Member], played: Sequence[Game]) -> tuple[Member, ...
             skills[pair[0]], skills[pair[1]] = (
                 rest.plus(message) for rest, message in zip((teacher, student), messages[pair], strict=True)
             )
-        if len(busy) == 2 * len(results) or all(skills[slot].near(before[slot]) for slot in skills):
+        if len(skills) == 2 * len(results) or all(skills[slot].near(before[slot]) for slot in skills):
             break
     return tuple(
         replace(member, mu=skills[slot].mean, sigma=math.sqrt(skills[slot].variance), games=member.games + busy[slot])
-        if slot in skills
+        if slot in busy
         else member
         for slot, member in enumerate(members)
     )
 
 
 _Pair = tuple[int, int]
+# How often the teacher won, drew and lost, by its own results and by those of the student.
+_Results = tuple[Counter[Result], Counter[Result]]
+_MIRROR: dict[Result, Result] = {"win": "loss", "draw": "draw", "loss": "win"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,20 +242,23 @@ class _Gaussian:
 _NOTHING = _Gaussian(0.0, 0.0)
 
 
-def _messages(teacher: _Gaussian, student: _Gaussian, results: Counter[Outcome]) -> tuple[_Gaussian, _Gaussian]:
+def _messages(teacher: _Gaussian, student: _Gaussian, results: _Results) -> tuple[_Gaussian, _Gaussian]:
     """Return what a pair's games say about either member, given what everything else says about both."""
     prior = _Gaussian.of(teacher.mean - student.mean, teacher.variance + student.variance)
-    posterior = _difference(prior, results)
+    for_teacher = _difference(prior, results[0])
+    for_student = for_teacher if results[1] == results[0] else _difference(prior, results[1])
+    return _carried_back(teacher, prior, for_teacher, 1.0), _carried_back(student, prior, for_student, -1.0)
+
+
+def _carried_back(skill: _Gaussian, prior: _Gaussian, posterior: _Gaussian, sign: float) -> _Gaussian:
+    """Return the message to one skill of a difference that moved from `prior` to `posterior`."""
+    share = skill.variance / prior.variance
     moved, narrowed = posterior.mean - prior.mean, prior.variance - posterior.variance
-    share_t, share_s = teacher.variance / prior.variance, student.variance / prior.variance
-    return (
-        _Gaussian.of(teacher.mean + share_t * moved, teacher.variance - share_t**2 * narrowed).minus(teacher),
-        _Gaussian.of(student.mean - share_s * moved, student.variance - share_s**2 * narrowed).minus(student),
-    )
+    return _Gaussian.of(skill.mean + sign * share * moved, skill.variance - share**2 * narrowed).minus(skill)
 
 
-def _difference(prior: _Gaussian, results: Counter[Outcome]) -> _Gaussian:
-    """Return the posterior of teacher's minus student's skill after the results of all of their games.
+def _difference(prior: _Gaussian, results: Counter[Result]) -> _Gaussian:
+    """Return the posterior of teacher's minus student's skill after results of the teacher.
 
     Equal results have equal messages at the fixed point, so each kind is computed once.
     """
@@ -234,20 +267,20 @@ def _difference(prior: _Gaussian, results: Counter[Outcome]) -> _Gaussian:
     total = prior
     for sweep in range(_SWEEPS):
         sent = {
-            outcome: message.towards(_after(total.minus(message), outcome).minus(total.minus(message)), damping)
-            for outcome, message in sent.items()
+            result: message.towards(_after(total.minus(message), result).minus(total.minus(message)), damping)
+            for result, message in sent.items()
         }
         before, total = total, prior
-        for outcome, message in sent.items():
-            total = total.plus(message, results[outcome])
+        for result, message in sent.items():
+            total = total.plus(message, results[result])
         if total.near(before):
             break
         damping = _slower(damping, sweep)
     return total
 
 
-def _after(difference: _Gaussian, outcome: Outcome) -> _Gaussian:
-    """Return the difference after one game: TrueSkill's two-player update.
+def _after(difference: _Gaussian, result: Result) -> _Gaussian:
+    """Return the difference after one result of the teacher: TrueSkill's two-player update.
 
     c^2 = var + 2 beta^2;    mean + var / c * v(mean / c, margin / c);    var * (1 - var / c^2 * w(...))
     """
@@ -255,9 +288,9 @@ def _after(difference: _Gaussian, outcome: Outcome) -> _Gaussian:
     mean, variance = difference.mean, difference.variance
     c = math.sqrt(variance + 2.0 * BETA**2)
     margin = env.ppf((DRAW_PROBABILITY + 1.0) / 2.0) * math.sqrt(2.0) * BETA / c
-    sign = -1.0 if outcome == "student" else 1.0
+    sign = -1.0 if result == "loss" else 1.0
     lead = sign * mean / c
-    v, w = (env.v_draw, env.w_draw) if outcome == "draw" else (env.v_win, env.w_win)
+    v, w = (env.v_draw, env.w_draw) if result == "draw" else (env.v_win, env.w_win)
     shift = sign * float(v(lead, margin))
     return _Gaussian.of(mean + variance / c * shift, variance * (1.0 - variance / c**2 * float(w(lead, margin))))
 
