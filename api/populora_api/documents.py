@@ -4,6 +4,7 @@ kubectl resolves scalars by YAML 1.1 as Go spells it, which differs from PyYAML:
 are text. Nothing here raises for bad text; what is wrong comes back as problems.
 """
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -117,7 +118,7 @@ def read_documents(text: bytes, source: str) -> tuple[list[Document], list[Probl
         return [], [Problem(f"{source}:{line}", "", "this is no UTF-8 text: a manifest is a YAML text file")]
     documents: list[Document] = []
     try:
-        for node in _compose(decoded):
+        for node in _compose(_without_tabs(decoded)):
             documents.append(_Reader(source, node).document)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -178,6 +179,20 @@ def _represent_text(dumper: _Dumper, text: str) -> yaml.Node:
 
 
 _Dumper.add_representer(str, _represent_text)
+
+
+def _without_tabs(text: str) -> str:
+    """Return JSON with spaces for tabs, which YAML allows nowhere but in text; other text stays as it is.
+
+    No text of JSON contains a tab, so that each is indentation.
+    """
+    if "\t" not in text or not text.lstrip().startswith(("{", "[")):
+        return text
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return text.replace("\t", " ")
 
 
 def _compose(text: str) -> Iterator[yaml.Node]:

@@ -28,7 +28,7 @@ def load_manifest(
         path: the YAML file; `-` is standard input.
         overrides: `PATH=VALUE` each, applied in order before the manifest is checked.
         output: folder of a local run. It takes the place of a `file://` storage.uri and of a missing storage. Another
-            storage.uri stays.
+            storage.uri stays, and one that an override gives.
 
     Raises:
         ManifestError: listing every problem.
@@ -194,13 +194,21 @@ def _empty(source: str) -> Problem:
 
 
 def _store_at(document: Document, uri: str) -> None:
-    """Let the run be stored in a local folder, unless its storage is of another kind."""
+    """Let the run be stored in a local folder, unless its storage is of another kind or an override says where."""
     assert isinstance(document.value, dict)
     spec = document.value.get("spec")
     if not isinstance(spec, dict):
         return
     storage = spec.get("storage")
+    if document.where(_STORAGE_URI).startswith("--set"):
+        return
     if storage is None:
         spec["storage"] = {"uri": uri}
     elif isinstance(storage, dict) and str(storage.get("uri", "file://")).startswith("file://"):
         storage["uri"] = uri
+    else:
+        return
+    document.override(_STORAGE_URI, "--output")
+
+
+_STORAGE_URI = ("spec", "storage", "uri")

@@ -34,7 +34,7 @@ BASE_MODEL_FORMS = (
     "hf://ORGANISATION/NAME[@REVISION], s3://BUCKET/PREFIX, file:///ABSOLUTE/PATH, builtin://nano or builtin://nano-raw"
 )
 _S3 = r"s3://[a-z0-9][-a-z0-9.]{1,61}[a-z0-9](/[-A-Za-z0-9_.=/]*)?"
-_FILE = r"file:///[^\s\\]+"
+_FILE = r"file:///([^\s\\]| )*[^\s\\]"
 _HF = r"hf://[A-Za-z0-9][-A-Za-z0-9_.]*/[A-Za-z0-9][-A-Za-z0-9_.]*(@[A-Za-z0-9][-A-Za-z0-9_./]*)?"
 
 Image = Annotated[

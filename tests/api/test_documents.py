@@ -179,3 +179,11 @@ def test_no_bytes_make_it_raise(data):
 @given(st.text(alphabet="ab:-[]{}&*!<>|?'\"#%@`,\n \t0.~", max_size=60))
 def test_no_text_makes_it_raise(data):
     read_documents(data.encode(), "f")
+
+
+def test_json_may_be_indented_by_tabs_as_kubectl_takes_it():
+    documents, problems = read_documents(b'{\n\t"a": {\n\t\t"b": [1, "x"]\n\t}\n}\n', "run.json")
+    assert (documents[0].value, problems) == ({"a": {"b": [1, "x"]}}, [])
+    assert documents[0].where(("a", "b")) == "run.json:3"
+    _, problems = read_documents(b"a:\n\tb: 1\n", "run.yaml")
+    assert "this is no YAML" in problems[0].message

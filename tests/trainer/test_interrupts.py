@@ -3,10 +3,11 @@
 import os
 import signal
 import time
+from collections.abc import Callable
 
 import pytest
 
-from populora_trainer.interrupts import Interrupts
+from populora_trainer.interrupts import INTERRUPTED, TOO_LONG, Interrupts
 
 STOPPING = "Stopping after this step; Ctrl-C again stops now, at the last checkpoint."
 
@@ -16,46 +17,54 @@ def send(number: int) -> None:
     time.sleep(0)  # a handler runs between two instructions
 
 
+def wait_for(happened: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_first_signal_is_a_wish_and_an_interrupt_after_it_is_a_command(number):
     said: list[str] = []
-    with Interrupts(said.append) as interrupts:
+    left: list[tuple[int, str]] = []
+    with Interrupts(said.append, lambda *last: left.append(last)) as interrupts:
         assert interrupts.asked is None
         send(number)
         send(signal.SIGTERM)
-        assert (interrupts.asked, said) == (number, [STOPPING])
-        with pytest.raises(KeyboardInterrupt):
-            send(signal.SIGINT)
+        assert (interrupts.asked, said, left) == (number, [STOPPING], [])
+        send(signal.SIGINT)
+        wait_for(lambda: left)
+    assert left == [(signal.SIGINT, INTERRUPTED)]
 
 
 def test_what_another_process_heard_of_an_interrupt_is_not_the_second_one():
     said: list[str] = []
-    with Interrupts(said.append) as interrupts:
+    left: list[tuple[int, str]] = []
+    with Interrupts(said.append, lambda *last: left.append(last)) as interrupts:
         interrupts.hear(signal.SIGINT)
         send(signal.SIGINT)
         interrupts.hear(signal.SIGINT)
-        assert (interrupts.asked, said) == (signal.SIGINT, [STOPPING])
-        with pytest.raises(KeyboardInterrupt):
-            send(signal.SIGINT)
+        assert (interrupts.asked, said, left) == (signal.SIGINT, [STOPPING], [])
+        send(signal.SIGINT)
+        wait_for(lambda: left)
+    assert left == [(signal.SIGINT, INTERRUPTED)]
 
 
 def test_a_step_is_abandoned_when_the_grace_is_over_and_not_when_the_run_is():
-    abandoned: list[int] = []
-    with Interrupts(lambda sentence: None, 0.01, abandoned.append) as interrupts:
+    abandoned: list[tuple[int, str]] = []
+    with Interrupts(lambda sentence: None, lambda *last: abandoned.append(last), 0.01) as interrupts:
         interrupts.hear(signal.SIGTERM)
-        deadline = time.monotonic() + 60
-        while not abandoned:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-    assert abandoned == [signal.SIGTERM]
-    with Interrupts(lambda sentence: None, 0.2, abandoned.append) as interrupts:
+        wait_for(lambda: abandoned)
+    assert abandoned == [(signal.SIGTERM, TOO_LONG)]
+    with Interrupts(lambda sentence: None, lambda *last: abandoned.append(last), 0.2) as interrupts:
         interrupts.hear(signal.SIGINT)
     time.sleep(0.4)
-    assert abandoned == [signal.SIGTERM]
+    assert abandoned == [(signal.SIGTERM, TOO_LONG)]
 
 
 def test_handlers_are_as_before_afterwards():
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    with Interrupts(lambda sentence: None):
+    with Interrupts(lambda sentence: None, lambda *last: None):
         assert signal.getsignal(signal.SIGTERM) != before[1]
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from populora_api import ManifestError, load_manifest
 from populora_trainer import session as sessions
-from populora_trainer.errors import StorageError
+from populora_trainer.errors import BaseModelError, OtherBaseError, StorageError
 from populora_trainer.nano.heldout import held_out_programs, load_heldout
 from populora_trainer.nano.registry import builtin_folder, copy_builtin
 from populora_trainer.population.peft_format import read_adapter
@@ -84,7 +85,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_leaves_its_whole_layout(real: Path) -> None:
     names = {path.name for path in real.iterdir()}
     assert names - {".lock"} == {
-        *("run.yaml", "environment.json", "LATEST", "steps", "adapters", "optimizer", "buffer", "archive"),
+        *("run.yaml", "base.json", "environment.json", "LATEST", "steps", "adapters", "optimizer", "buffer", "archive"),
         *("metrics.jsonl", "matchups.jsonl", "problems.jsonl", "evolution.jsonl"),
     }
     store = LocalStore(real, create=False)
@@ -328,9 +329,39 @@ def test_a_runs_identity_cannot_change_and_the_rest_can(scripted: None, tmp_path
     assert {problem.field for problem in caught.value.problems} == {"spec.population.seed", "spec.adapter.rank"}
     assert "spec.population.seed: is immutable: the run has 0, the manifest says 7" in str(caught.value)
     assert digest(tmp_path) == before
-    train(tmp_path, "training.steps=1", "training.keepCheckpoints=9")
+    notices: list[str] = []
+    train(tmp_path, "training.steps=1", "training.keepCheckpoints=9", notices=notices)
+    assert "spec.training.keepCheckpoints: 5 -> 9; the one before is kept in its manifests/" in notices[0]
+    assert load_manifest(tmp_path / "manifests" / "0000.yaml").spec.training.keep_checkpoints == 5
     assert load_manifest(tmp_path / "run.yaml").spec.training.keep_checkpoints == 9
     assert digest(tmp_path) == before
+
+
+def test_a_run_goes_on_with_the_weights_that_it_began_with_only(scripted: None, tmp_path: Path) -> None:
+    run, other, given = (tmp_path / name for name in ("run", "other", "my base"))
+    shutil.copytree(builtin_folder("nano"), given)
+    shutil.copytree(builtin_folder("nano-raw"), other)
+    uri = f"baseModel.uri={given.as_uri()}"
+    with pytest.raises(BaseModelError):
+        train(run, f"baseModel.uri={(tmp_path / 'mistyped').as_uri()}")
+    train(run, uri, "training.steps=1")
+    config = json.loads(next(run.glob("adapters/*/adapter_config.json")).read_text())
+    assert config["base_model_name_or_path"] == str(given)
+    before = digest(run)
+    weights = (given / "model.safetensors").read_bytes()
+    (given / "model.safetensors").write_bytes((other / "model.safetensors").read_bytes())
+    with pytest.raises(OtherBaseError, match=r"has weights .* that this run did not begin with"):
+        train(run, uri, "training.steps=2")
+    assert digest(run) == before
+    (given / "model.safetensors").write_bytes(weights)
+    train(run, uri, "training.steps=2")
+    assert digest(run)[0] == 2
+
+
+def test_going_back_in_a_folder_that_is_no_run_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(StorageError):
+        train(tmp_path / "mistyped", from_step=1)
+    assert not (tmp_path / "mistyped").exists()
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,11 @@ class Begin:
 
     Attributes:
         threads: of torch.
+        revision: commit of the hub that the base is loaded from, where the run has one.
     """
 
     threads: int
+    revision: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

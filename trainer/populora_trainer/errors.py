@@ -31,6 +31,12 @@ class ChatTemplateError(BaseModelError):
     exit_code = 42
 
 
+class OtherBaseError(BaseModelError):
+    """The base is not the one that the run began on: trying again is of no use until it is put back."""
+
+    exit_code = 42
+
+
 class RolloutError(PopuloraError):
     """Completions cannot be sampled: a prompt is too long, or the engine failed."""
 

@@ -1,4 +1,8 @@
-"""Signals that ask a run to stop: what the first and the second one mean, and how long the step may still take."""
+"""Signals that ask a run to stop: what the first and the second one mean, and how long the step may still take.
+
+A second Ctrl-C ends the process where it stands, as a kill would, from which every run goes on at its last checkpoint.
+An exception instead would end the event loop at any of its lines, and each task that it breaks would print its own.
+"""
 
 import signal
 import threading
@@ -6,6 +10,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType, TracebackType
 
+TOO_LONG = "The step takes longer than --grace allows; the run is left at its last checkpoint"
+INTERRUPTED = "Interrupted; the run is left at its last checkpoint"
 _STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -16,8 +22,9 @@ class Interrupts:
 
     Args:
         say: prints a sentence.
-        grace_seconds: after which the step is no longer waited for; None waits for it however long it takes.
-        abandon: then called in a thread, with the first signal; it must end the process.
+        abandon: called in a thread with a signal and a sentence; it must end the process.
+        grace_seconds: after which the step is no longer waited for and `abandon` is called with the first signal;
+            None waits for it however long it takes.
 
     Attributes:
         asked: the first signal, None as long as there was none.
@@ -26,8 +33,8 @@ class Interrupts:
     def __init__(
         self,
         say: Callable[[str], object],
+        abandon: Callable[[int, str], object],
         grace_seconds: float | None = None,
-        abandon: Callable[[int], object] = lambda number: None,
     ) -> None:
         self.asked: int | None = None
         self._taken = False
@@ -42,7 +49,7 @@ class Interrupts:
             return
         self.asked = number
         if self._grace is not None:
-            self._timer = threading.Timer(self._grace, self._abandon, (number,))
+            self._timer = threading.Timer(self._grace, self._abandon, (number, TOO_LONG))
             self._timer.daemon = True
             self._timer.start()
         # A signal may have come in the middle of a line to the same stream, which allows no second one inside.
@@ -52,7 +59,9 @@ class Interrupts:
     def _take(self, number: int, frame: FrameType | None) -> None:
         # Ctrl-C may reach all processes of a run at once: what the others tell of it is not the second one.
         if self._taken and number == signal.SIGINT:
-            raise KeyboardInterrupt
+            # In a thread: what the signal came in the middle of may hold a lock that the others' news need.
+            threading.Thread(target=self._abandon, args=(number, INTERRUPTED), daemon=True).start()
+            return
         self._taken = True
         self.hear(number)
 

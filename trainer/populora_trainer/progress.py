@@ -5,7 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -71,7 +71,11 @@ def train_in_terminal(
     _introduce(console, manifest, place, [] if services.controlled else cluster_only_fields(manifest))
     with ExitStack() as stack:
         interrupts = stack.enter_context(
-            Interrupts(lambda sentence: console.print(sentence), grace_seconds, lambda number: _abandon(number, group))
+            Interrupts(
+                lambda sentence: console.print(sentence),
+                lambda number, sentence: _abandon(number, sentence, console, group),
+                grace_seconds,
+            )
         )
         if group is not None:
             group.lifeline.on_asked = interrupts.hear
@@ -240,13 +244,14 @@ def _leave(console: Console, status: RunStatus, path: Path) -> None:
         )
 
 
-def _abandon(number: int, group: "Group | None") -> None:
+def _abandon(number: int, sentence: str, console: Console, group: "Group | None") -> None:
     """End all processes of the run at once, which goes on at its last checkpoint as after a kill."""
-    sentence = "The step takes longer than --grace allows; the run is left at its last checkpoint"
     if group is not None:
         group.lifeline.end(128 + number, sentence)
-    print(sentence, flush=True)
-    sys.stderr.flush()
+    # The signal may have come in the middle of a line to the same stream, which allows no second one inside.
+    show_cursor = "\r\x1b[K\x1b[?25h" if console.is_terminal else ""
+    with suppress(OSError):
+        os.write(sys.stdout.fileno(), f"{show_cursor}{sentence}\n".encode())
     os._exit(128 + number)
 
 

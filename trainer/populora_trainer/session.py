@@ -4,7 +4,10 @@ import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, cast
+
+import transformers
 
 from populora_api import (
     ALONE,
@@ -35,7 +38,7 @@ from populora_trainer.population.members import Member, founders, single_agent, 
 from populora_trainer.population.peft_format import AdapterConfig
 from populora_trainer.ranks.lifeline import Ended
 from populora_trainer.ranks.world import SINGLE, World
-from populora_trainer.rollout.base_model import Base, load_base, use_deterministic_algorithms
+from populora_trainer.rollout.base_model import Base, load_base, tokenizer_digest, use_deterministic_algorithms
 from populora_trainer.rollout.engine import RolloutEngine
 from populora_trainer.rollout.replicas import ServingAddress
 from populora_trainer.rollout.transformers_engine import TransformersEngine
@@ -43,6 +46,7 @@ from populora_trainer.rollout.vllm_engine import VllmEngine
 from populora_trainer.sandbox import SandboxPool
 from populora_trainer.sandbox.remote import RemoteVerifier
 from populora_trainer.selfplay import Tools
+from populora_trainer.storage.base_record import BaseRecord, read_base, settle_base
 from populora_trainer.storage.checkpoint import Adapter, CheckpointState, Manifest, newest_manifest
 from populora_trainer.storage.environment import (
     Environment,
@@ -53,9 +57,11 @@ from populora_trainer.storage.environment import (
 )
 from populora_trainer.storage.logs import last_record
 from populora_trainer.storage.publication import Publication, publish
-from populora_trainer.storage.run import Run, open_store
+from populora_trainer.storage.run import EARLIER_MANIFESTS, Run, open_store
 from populora_trainer.tasks.problem import Problem as TaskProblem
 from populora_trainer.tasks.templates import template_for
+
+SHOWN_CHANGES = 8
 
 if TYPE_CHECKING:
     from populora_trainer.learning.distributed import SpreadLearner
@@ -231,17 +237,22 @@ def open_session(
     refuse(local_refusals(manifest, services) + _held_out_refusals(manifest))
     spec = manifest.spec
     storage = spec.storage
-    store = open_store(storage.uri, create=True, endpoint=storage.endpoint, region=storage.region)
+    # Whoever goes back to a step has a run; a mistyped folder is not made.
+    store = open_store(storage.uri, create=from_step is None, endpoint=storage.endpoint, region=storage.region)
+    check_change = partial(_check_change, notice=events.on_notice)
     with (
-        Run.open_or_create(store, resolved_yaml(manifest), check_change=_check_change, from_step=from_step) as run,
+        Run.open_or_create(store, resolved_yaml(manifest), check_change=check_change, from_step=from_step) as run,
         _verifier(spec.sandbox, services.sandbox_url, allow_missing) as verifier,
     ):
         world = SINGLE if group is None else group.world
         device = device_of(world, spec.trainer.gpus_per_node if services.controlled else 0)
         environment = _settle_environment(run, device, world, threads, events.on_notice)
+        known = read_base(store)
+        revision = known.revision if known is not None and known.uri == spec.base_model.uri else None
         if group is not None:
-            group.scatter([Begin(environment.threads)] * world.size)
-        base = load_base(spec.base_model.uri, spec.base_model.dtype, device=device)
+            group.scatter([Begin(environment.threads, revision)] * world.size)
+        base = load_base(spec.base_model.uri, spec.base_model.dtype, device=device, revision=revision)
+        settle_base(store, record_of(base), begun=newest_manifest(store) is not None)
         refuse(_position_refusals(spec, base))
         members = _members(manifest)
         population = _population(spec, len(members), base)
@@ -253,7 +264,9 @@ def open_session(
         )
         if group is not None:
             compare(group.gather(Likeness(environment, base.digest)))
-        adapter = AdapterConfig(spec.adapter.rank, spec.adapter.alpha, spec.adapter.target_modules, base.uri)
+        adapter = AdapterConfig(
+            spec.adapter.rank, spec.adapter.alpha, spec.adapter.target_modules, base.place, base.revision
+        )
         monitor = RunMonitor(spec.training.steps)
 
         def publish_adapters(step: int, members: Sequence[Member]) -> Publication:
@@ -356,7 +369,7 @@ async def assist_session(manifest: PopulationRun, group: "Group", services: Serv
         return end
     assert isinstance(command, Begin)
     use_deterministic_algorithms(command.threads)
-    base = load_base(spec.base_model.uri, spec.base_model.dtype, device=device)
+    base = load_base(spec.base_model.uri, spec.base_model.dtype, device=device, revision=command.revision)
     members = _members(manifest)
     population = _population(spec, len(members), base)
     learner = _spread_learner(population, _learner_settings(manifest, members), base, group)
@@ -418,6 +431,11 @@ def _settle_environment(
     return now
 
 
+def record_of(base: Base) -> BaseRecord:
+    """Return what a run keeps of its base."""
+    return BaseRecord(base.uri, base.revision, base.digest, tokenizer_digest(base.tokenizer), transformers.__version__)
+
+
 def _members(manifest: PopulationRun) -> tuple[Member, ...]:
     size = manifest.spec.population
     return single_agent() if manifest.spec.mode == "SingleAgent" else founders(size.teachers, size.students)
@@ -464,14 +482,15 @@ def _held_out_refusals(manifest: PopulationRun) -> list[Problem]:
     return []
 
 
-def _check_change(stored: str, new: str) -> None:
-    """Raise a ManifestError where a run cannot go on with the manifest that is given now."""
+def _check_change(stored: str, new: str, notice: Callable[[str], None]) -> None:
+    """Say what a run goes on with; raise a ManifestError where it cannot."""
     before = parse_manifest(stored.encode(), "run.yaml")
     after = parse_manifest(new.encode(), "the manifest")
-    refuse(
-        [
-            Problem("", change.field, str(change).removeprefix(f"{change.field} "))
-            for change in changes(before, after, local=True)
-            if change.immutable
-        ]
-    )
+    found = changes(before, after, local=True)
+    refuse([Problem("", one.field, str(one).removeprefix(f"{one.field} ")) for one in found if one.immutable])
+    if found:
+        more = f", and {len(found) - SHOWN_CHANGES} more" if len(found) > SHOWN_CHANGES else ""
+        notice(
+            f"This run goes on with another manifest: {', '.join(map(str, found[:SHOWN_CHANGES]))}{more}; "
+            f"the one before is kept in its {EARLIER_MANIFESTS}/"
+        )

@@ -5,13 +5,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from populora_trainer.errors import BaseModelError
 from populora_trainer.nano.tokenizer import build_tokenizer
-from populora_trainer.rollout.base_model import load_base, use_deterministic_algorithms, weights_digest
+from populora_trainer.rollout.base_model import (
+    load_base,
+    tokenizer_digest,
+    use_deterministic_algorithms,
+    weights_digest,
+)
 
 
 @pytest.fixture
@@ -98,6 +104,55 @@ def test_a_damaged_folder_is_one_sentence(saved_model: Path) -> None:
     (saved_model / "config.json").write_text('{"model_type": "no-such-architecture"}')
     with pytest.raises(BaseModelError, match="can't be loaded"):
         load_base(f"file://{saved_model}")
+
+
+def change_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+DOWN = "model.layers.1.mlp.down_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tensors: tensors.pop(DOWN), rf"lacks {DOWN}; its files are incomplete"),
+        (lambda tensors: tensors.update(extra=torch.ones(2)), "knows nothing of, extra; its files are incomplete"),
+        (lambda tensors: tensors.update({DOWN: torch.ones(2, 3)}), rf"{DOWN}"),
+        (lambda tensors: tensors[DOWN].fill_(torch.nan), f"are no finite numbers, in {DOWN}"),
+        (lambda tensors: tensors[DOWN][0].fill_(torch.inf), f"are no finite numbers, in {DOWN}"),
+    ],
+)
+def test_weights_that_are_not_all_there_are_refused(
+    saved_model: Path, change: Callable[[dict[str, torch.Tensor]], object], message: str
+) -> None:
+    change_tensors(saved_model, change)
+    with pytest.raises(BaseModelError, match=message) as caught:
+        load_base(f"file://{saved_model}")
+    assert "\n" not in str(caught.value)
+
+
+def test_an_address_with_a_space_is_a_folder_with_a_space(saved_model: Path, tmp_path_factory) -> None:
+    folder = tmp_path_factory.mktemp("models") / "my base"
+    folder.symlink_to(saved_model)
+    for written in ("my%20base", "my base"):
+        base = load_base(f"file://{folder.parent}/{written}")
+        assert (base.folder, base.place) == (folder, str(folder))
+
+
+def test_the_tokenizers_digest_changes_with_its_vocabulary_and_its_chat_template(saved_model: Path) -> None:
+    def digest() -> str:
+        return tokenizer_digest(load_base(f"file://{saved_model}").tokenizer)
+
+    before = digest()
+    assert digest() == before
+    (saved_model / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    with_template = digest()
+    written = (saved_model / "tokenizer.json").read_text()
+    (saved_model / "tokenizer.json").write_text(written.replace('"t40": 40', '"u40": 40'))
+    assert len({before, with_template, digest()}) == 3
 
 
 def test_an_unknown_dtype_is_refused(saved_model: Path) -> None:

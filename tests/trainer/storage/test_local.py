@@ -210,3 +210,18 @@ def test_a_folder_that_cannot_be_one_is_a_sentence(tmp_path):
     store = LocalStore(tmp_path)
     with pytest.raises(StorageError, match=r"can't write 1 bytes to .*file/x"):
         store.put("file/x", b"1")
+
+
+def test_a_file_system_without_inodes_is_called_that(tmp_path, monkeypatch):
+    store = LocalStore(tmp_path)
+    found = os.statvfs_result((4096, 4096, 1000, 900, 900, 500, 0, 0, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda path: found)
+    with faults(1, disk_full, ("open",)), pytest.raises(StorageError, match="no inode"):
+        store.put("one", b"1")
+
+
+def test_a_name_that_cannot_be_looked_up_is_a_storage_error(tmp_path):
+    store = LocalStore(tmp_path)
+    for look in (store.exists, store.list, store.get, store.size):
+        with pytest.raises(StorageError, match=r"File name too long|is missing"):
+            look("x" * 300 + "/y")

@@ -10,7 +10,7 @@ from populora_trainer.storage.checkpoint import LATEST, newest_manifest, steps
 from populora_trainer.storage.local import LocalStore
 from populora_trainer.storage.logs import read_log
 from populora_trainer.storage.overview import overview
-from populora_trainer.storage.run import Run, existing_run, open_store
+from populora_trainer.storage.run import EARLIER_MANIFESTS, RUN_MANIFEST, Run, existing_run, open_store
 
 SPEC = "metadata: {name: toy}\nspec: {training: {steps: 40}}\n"
 
@@ -77,7 +77,8 @@ def test_log_lines_of_an_uncommitted_step_are_repeated_and_not_doubled(tmp_path)
 
 
 def test_another_manifest_is_refused_unless_the_change_is_allowed(tmp_path):
-    Run.open_or_create(LocalStore(tmp_path), SPEC).close()
+    with Run.open_or_create(LocalStore(tmp_path), SPEC) as run:
+        run.commit(0, first_state())
     with pytest.raises(StorageError, match="a run of another manifest"):
         Run.open_or_create(LocalStore(tmp_path), MANIFEST)
     seen = []
@@ -92,6 +93,30 @@ def test_another_manifest_is_refused_unless_the_change_is_allowed(tmp_path):
     with pytest.raises(StorageError, match="immutable"):
         Run.open_or_create(LocalStore(tmp_path), MANIFEST, check_change=refuse)
     assert (tmp_path / "run.yaml").read_text() == longer
+
+
+def test_every_manifest_that_steps_were_done_by_is_kept(tmp_path):
+    texts = [SPEC.replace("40", str(steps)) for steps in (40, 50, 60)]
+    with Run.open_or_create(LocalStore(tmp_path), texts[0]) as run:
+        run.commit(0, first_state())
+    for text in (*texts, texts[2], texts[0]):
+        Run.open_or_create(LocalStore(tmp_path), text, check_change=lambda *texts: None).close()
+    kept = sorted((tmp_path / EARLIER_MANIFESTS).iterdir())
+    assert [path.read_text() for path in kept] == texts
+    assert (tmp_path / RUN_MANIFEST).read_text() == texts[0]
+
+
+def test_a_first_try_that_failed_binds_nobody(tmp_path):
+    Run.open_or_create(LocalStore(tmp_path), SPEC).close()
+    train(tmp_path, 1)
+    assert (tmp_path / RUN_MANIFEST).read_text() == MANIFEST
+    assert not (tmp_path / EARLIER_MANIFESTS).exists()
+
+
+def test_going_back_in_a_run_that_is_none_leaves_nothing(tmp_path):
+    with pytest.raises(StorageError, match="holds no run yet, so there is no step 3 to go back to"):
+        Run.open_or_create(LocalStore(tmp_path), MANIFEST, from_step=3)
+    assert [path.name for path in tmp_path.iterdir() if path.name != ".lock"] == []
 
 
 def test_checkpoints_without_a_manifest_are_no_run(tmp_path):

@@ -124,9 +124,10 @@ def command(
     text, source = read_text(manifest), name_of(manifest)
     # The folder is named after the run, which the first parsing tells.
     first = parse_manifest(text, source, overrides, output="runs")
-    folder = output or Path("runs") / first.metadata.name
-    run = parse_manifest(text, source, overrides, output=folder)
-    if output is not None and run.spec.storage.folder is None:
+    place = output or Path("runs") / first.metadata.name
+    run = parse_manifest(text, source, overrides, output=place)
+    folder = run.spec.storage.folder
+    if output is not None and folder != output.absolute():
         raise PopuloraError(
             f"--output {output}: this run goes to spec.storage.uri {run.spec.storage.uri}; leave --output out, or "
             f"override the other with --set storage.uri=file:///FOLDER"
@@ -144,11 +145,13 @@ def command(
     if world.size == 1 and ranks * nodes > 1:
         click.get_current_context().exit(_launch(manifest, ranks, nodes, node, rendezvous))
     once = not manifest.is_file() or manifest.is_relative_to("/dev") or manifest.is_relative_to("/proc")
-    if once and run.spec.storage.folder is not None:
+    kept_at = (str(place),) if folder == place.absolute() else ()
+    if once and folder is not None:
         # A pipe gives the manifest once; what the run keeps is all of it, with the overrides.
-        manifest, overrides = folder / "run.yaml", ()
+        kept_at = kept_at or (str(folder),)
+        manifest, overrides = Path(*kept_at) / "run.yaml", ()
     again = [_program(), "run", str(manifest)]
-    given: dict[str, tuple[str, ...]] = {"--output": (str(folder),) if run.spec.storage.folder is not None else ()}
+    given: dict[str, tuple[str, ...]] = {"--output": kept_at}
     given |= {"--set": overrides, "--listen": (listen,) if listen else (), "--allow-missing": allow_missing}
     given["--threads"] = () if threads is None else (str(threads),)
     given["--sandbox"] = () if sandbox is None else (sandbox,)

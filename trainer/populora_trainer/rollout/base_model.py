@@ -3,11 +3,12 @@
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import torch
 from torch import nn
@@ -27,7 +28,7 @@ class Base:
         model: a causal language model in evaluation mode, its weights frozen.
         uri: the address it was asked for by.
         folder: where its files were read from; None from the hub's cache.
-        revision: of the hub, where one was named.
+        revision: commit of the hub that was loaded; None from a folder.
         digest: SHA-256 over the names, shapes, dtypes and bytes of its weights, as loaded.
     """
 
@@ -49,39 +50,53 @@ class Base:
         return tuple(sorted(found))
 
     @property
+    def place(self) -> str:
+        """What transformers and PEFT call this base by: a folder, or a name on the hub; an embedded base by its URI."""
+        scheme, _, rest = self.uri.partition("://")
+        return str(self.folder) if scheme == "file" else rest.partition("@")[0] if scheme == "hf" else self.uri
+
+    @property
     def pad_id(self) -> int:
         """Token to fill up shorter rows with; which one does not matter, it is never attended to."""
         pad = self.tokenizer.pad_token_id
         return pad if isinstance(pad, int) else self.end_ids[0]
 
 
-def load_base(uri: str, dtype: str = "bfloat16", *, device: torch.device | str = "cpu") -> Base:
+def load_base(
+    uri: str, dtype: str = "bfloat16", *, device: torch.device | str = "cpu", revision: str | None = None
+) -> Base:
     """Load a base model, frozen, in `dtype`, with attention that follows a given mask (sdpa).
 
     Args:
         uri: `builtin://nano`, `builtin://nano-raw`, `file://FOLDER` or `hf://Org/Name@revision`.
         dtype: bfloat16, float16 or float32.
+        revision: of the hub, where the address names none or one that moves, such as a branch.
 
     Raises:
-        NoBaseModelError: the address is not understood, or nothing is there.
+        NoBaseModelError: the address is not understood, nothing is there, tensors are missing from it or too many, or
+            a weight is no finite number.
         BaseModelError: it can't be loaded now, or it is no causal language model.
     """
     if dtype not in DTYPES:
         raise BaseModelError(f"baseModel.dtype is {dtype}; allowed are {', '.join(DTYPES)}")
-    source, revision = _source(uri)
-    options: dict[str, Any] = {} if revision is None else {"revision": revision}
+    source, named = _source(uri)
+    pinned = (revision or named) if isinstance(source, str) else None
+    options: dict[str, Any] = {} if pinned is None else {"revision": pinned}
     try:
         # From the hub, the bars tell how far a download is; from a folder, they flash by.
         with _no_progress_bars() if isinstance(source, Path) else nullcontext():
             tokenizer = _tokenizer_class(source).from_pretrained(source, **options)
-            model = AutoModelForCausalLM.from_pretrained(
-                source, dtype=DTYPES[dtype], attn_implementation="sdpa", **options
+            model, loading = AutoModelForCausalLM.from_pretrained(
+                source, dtype=DTYPES[dtype], attn_implementation="sdpa", output_loading_info=True, **options
             )
     except Exception as error:  # transformers raises OSError, ValueError, KeyError and what its parsers raise
         reason = " ".join(str(error).split())
         raise BaseModelError(f"baseModel.uri: {uri} can't be loaded: {reason[:300]}") from error
+    _check_tensors(uri, loading)
     model = model.to(device).eval().requires_grad_(False)
-    base = Base(model, tokenizer, uri, source if isinstance(source, Path) else None, revision, weights_digest(model))
+    folder, commit = (source, None) if isinstance(source, Path) else (None, _commit_of(model, pinned))
+    base = Base(model, tokenizer, uri, folder, commit, weights_digest(model))
+    _check_numbers(uri, model)
     if not base.end_ids:
         raise BaseModelError(f"baseModel.uri: {uri} names no end-of-sequence token; its tokenizer must have one")
     return base
@@ -121,7 +136,7 @@ def _source(uri: str) -> tuple[Path | str, str | None]:
 
         return Path(builtin_folder(rest)), None
     if scheme == "file" and rest:
-        folder = Path(rest)
+        folder = Path(unquote(rest))
         if not (folder / "config.json").is_file():
             raise NoBaseModelError(f"baseModel.uri: {uri} has no config.json; name the folder of a saved model")
         return folder, None
@@ -134,6 +149,47 @@ def _source(uri: str) -> tuple[Path | str, str | None]:
         f"baseModel.uri: {uri} is no address of a model; allowed are builtin://nano, builtin://nano-raw, "
         f"file:///FOLDER and hf://Org/Name@revision" + ("" if separator else " (the scheme is missing)")
     )
+
+
+def _commit_of(model: nn.Module, asked: str | None) -> str | None:
+    """Return the commit of the hub that the configuration came from; a branch's name may mean another tomorrow."""
+    return getattr(model.config, "_commit_hash", None) or asked
+
+
+def _check_tensors(uri: str, loading: Mapping[str, Any]) -> None:
+    """Refuse what transformers fills up with random numbers, or leaves aside, with no more than a warning."""
+    for kind, what in (("missing_keys", "lacks"), ("unexpected_keys", "has, and its architecture knows nothing of,")):
+        if names := sorted(loading.get(kind) or ()):
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            raise NoBaseModelError(
+                f"baseModel.uri: {uri} {what} {', '.join(names[:3])}{more}; its files are incomplete"
+            )
+    for mismatch in loading.get("mismatched_keys") or ():
+        name, there, wanted = mismatch[:3]
+        raise NoBaseModelError(
+            f"baseModel.uri: {uri} has {name} in shape {tuple(there)}, and its config.json asks for {tuple(wanted)}"
+        )
+
+
+def _check_numbers(uri: str, model: nn.Module) -> None:
+    for name, tensor in model.named_parameters():
+        if not torch.isfinite(tensor).all():
+            raise NoBaseModelError(f"baseModel.uri: {uri} has weights that are no finite numbers, in {name}")
+
+
+def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the SHA-256 of what turns text into tokens: vocabulary, merges, added tokens and chat template."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    parts = {
+        "vocabulary": sorted(tokenizer.get_vocab().items()) if backend is None else json.loads(backend.to_str()),
+        "added": {str(number): str(token) for number, token in tokenizer.added_tokens_decoder.items()},
+        "named": {name: str(token) for name, token in tokenizer.special_tokens_map.items()},
+        "chat_template": tokenizer.chat_template,
+    }
+    if isinstance(parts["vocabulary"], dict):
+        # How to cut and fill up rows is set by the last caller, and no part of what a text becomes.
+        parts["vocabulary"].update(truncation=None, padding=None)
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def weights_digest(model: nn.Module) -> str:

@@ -86,13 +86,17 @@ class LocalStore:
 
     def exists(self, key: str) -> bool:
         """Return whether there is such an object."""
-        return self._path(key).is_file()
+        path = self._path(key)
+        try:
+            return path.is_file()
+        except OSError as error:
+            raise self._explained(error, "read", path) from error
 
     def list(self, prefix: str = "") -> list[str]:
         """Return the names of all objects that start with the prefix, sorted."""
         folder = self._root / prefix.rpartition("/")[0]
         keys = []
-        for path, folders, files in os.walk(folder):
+        for path, folders, files in os.walk(folder, onerror=self._unlisted):
             folders[:] = [name for name in folders if not name.startswith(".")]
             inside = Path(path).relative_to(self._root)
             keys += [(inside / name).as_posix() for name in files if not name.startswith(".")]
@@ -223,16 +227,33 @@ class LocalStore:
     def _path(self, key: str) -> Path:
         return self._root / check_key(key)
 
+    def _unlisted(self, error: OSError) -> None:
+        # A folder that is not there, or has gone since its name was read, holds nothing.
+        if not isinstance(error, FileNotFoundError):
+            raise self._explained(error, "list", Path(error.filename)) from error
+
     def _missing(self, key: str) -> MissingObject:
         return MissingObject(f"{self._path(key)} is missing")
 
     def _explained(self, error: OSError, action: str, path: Path) -> StorageError:
+        if error.errno == errno.ENOSPC and self._has_no_inodes():
+            return StorageError(
+                f"can't {action} {path}: the file system holds as many files as it can ({self._free()} free, but no "
+                f"inode); nothing that was committed is lost, so delete files and run the same command again"
+            )
         if error.errno in _FULL:
             return StorageError(
                 f"can't {action} {path}: no space is left for it ({self._free()} free: {error.strerror}); nothing that "
                 f"was committed is lost, so make room and run the same command again"
             )
         return StorageError(f"can't {action} {path}: {error.strerror or error}")
+
+    def _has_no_inodes(self) -> bool:
+        try:
+            found = os.statvfs(self._root)
+        except OSError:
+            return False
+        return found.f_files > 0 and found.f_favail == 0 and found.f_bavail > 0
 
     def _free(self) -> str:
         try:

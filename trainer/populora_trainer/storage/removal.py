@@ -10,11 +10,11 @@ from populora_trainer.storage.store import ObjectStore
 
 _FILES = frozenset(
     {
-        *("run.yaml", "LATEST", "serving.json", "environment.json", "report.html"),
+        *("run.yaml", "LATEST", "serving.json", "environment.json", "base.json", "report.html"),
         *("metrics.jsonl", "matchups.jsonl", "problems.jsonl", "evolution.jsonl"),
     }
 )
-_FOLDERS = frozenset({"steps", "adapters", "optimizer", "buffer", "archive", "evaluation"})
+_FOLDERS = frozenset({"steps", "manifests", "adapters", "optimizer", "buffer", "archive", "evaluation"})
 
 
 def delete_run(place: str, *, endpoint: str | None = None, region: str | None = None) -> int:

@@ -22,6 +22,8 @@ from populora_trainer.storage.logs import LogName, RunLogs
 from populora_trainer.storage.store import AlreadyExists, ObjectStore
 
 RUN_MANIFEST = "run.yaml"
+EARLIER_MANIFESTS = "manifests"
+"""Folder of the manifests that `run.yaml` held before a resume changed it, oldest first."""
 
 
 class Run:
@@ -49,7 +51,8 @@ class Run:
         """Lock the run, make it if it is new, and put it in order as its newest checkpoint says.
 
         What an interrupted writer left is cleared: temporary files, a LATEST that lags behind, log lines of steps that
-        were not committed.
+        were not committed. Until step 0 is committed the manifest may become any other: a first try that failed has
+        left nothing worth keeping.
 
         Args:
             store: where the run lives or shall live.
@@ -64,6 +67,8 @@ class Run:
         """
         with ExitStack() as lock:
             lock.enter_context(store.lock())
+            if from_step is not None and not store.exists(RUN_MANIFEST):
+                raise StorageError(f"{store.location} holds no run yet, so there is no step {from_step} to go back to")
             _settle_manifest(store, manifest, check_change)
             if from_step is not None:
                 rewind(store, from_step)
@@ -186,10 +191,20 @@ def _settle_manifest(store: ObjectStore, text: str, check_change: Callable[[str,
         stored = store.get(RUN_MANIFEST).decode()
         if stored == text:
             return
-        if check_change is None:
-            raise StorageError(
-                f"{store.location} holds a run of another manifest: choose another folder, or compare with "
-                f"{store.location}/{RUN_MANIFEST}"
-            ) from None
-        check_change(stored, text)
+        if newest_manifest(store) is not None:
+            if check_change is None:
+                raise StorageError(
+                    f"{store.location} holds a run of another manifest: choose another folder, or compare with "
+                    f"{store.location}/{RUN_MANIFEST}"
+                ) from None
+            check_change(stored, text)
+            _keep(store, stored)
         store.put(RUN_MANIFEST, text.encode())
+
+
+def _keep(store: ObjectStore, text: str) -> None:
+    """Keep a manifest that steps were done by, under the number of the manifests before it."""
+    kept = store.list(f"{EARLIER_MANIFESTS}/")
+    # A process that was killed before it wrote the new one has kept it already.
+    if not kept or store.get(kept[-1]) != text.encode():
+        store.create(f"{EARLIER_MANIFESTS}/{len(kept):04d}.yaml", text.encode())
