@@ -120,7 +120,7 @@ DOWN = "model.layers.1.mlp.down_proj.weight"
     [
         (lambda tensors: tensors.pop(DOWN), rf"lacks {DOWN}; its files are incomplete"),
         (lambda tensors: tensors.update(extra=torch.ones(2)), "knows nothing of, extra; its files are incomplete"),
-        (lambda tensors: tensors.update({DOWN: torch.ones(2, 3)}), rf"{DOWN}"),
+        (lambda tensors: tensors.update({DOWN: torch.ones(2, 3)}), rf"has {DOWN} in shape \(2, 3\)"),
         (lambda tensors: tensors[DOWN].fill_(torch.nan), f"are no finite numbers, in {DOWN}"),
         (lambda tensors: tensors[DOWN][0].fill_(torch.inf), f"are no finite numbers, in {DOWN}"),
     ],
