@@ -162,6 +162,17 @@ def test_output_takes_the_place_of_a_missing_or_a_local_storage(manifest, write,
         load_manifest(write(manifest))
 
 
+def test_an_override_of_the_storage_goes_before_output(manifest, write, tmp_path):
+    path = write(manifest)
+    for override in ("storage.uri=file:///elsewhere/my run", "storage={uri: 'file:///elsewhere/my%20run'}"):
+        assert load_manifest(path, [override], output=tmp_path).spec.storage.folder == Path("/elsewhere/my run")
+
+
+def test_a_folder_whose_name_is_too_long_is_blamed_on_output(manifest, write, tmp_path):
+    with pytest.raises(ManifestError, match=r"^--output: spec\.storage\.uri: .*at most 512 characters"):
+        load_manifest(write(manifest), output=tmp_path.joinpath(*["x" * 200] * 3))
+
+
 def test_output_leaves_s3_as_it_is(manifest, write, tmp_path):
     manifest["spec"]["storage"] = {"uri": "s3://bucket/run"}
     run = load_manifest(write(manifest), output=tmp_path)

@@ -190,6 +190,22 @@ def test_places_that_cannot_be_had_are_refused_before_torch_is_loaded(tmp_path: 
     assert not (tmp_path / "run").exists()
 
 
+def test_a_folder_given_twice_is_refused_and_a_path_that_cannot_be_looked_up_is_one_sentence(tmp_path: Path) -> None:
+    twice, unknown = in_one_process(
+        [
+            ["run", str(TINY), "-o", str(tmp_path / "a"), "--set", f"storage.uri=file://{tmp_path}/b"],
+            ["status", str(tmp_path / ("x" * 300))],
+        ]
+    )
+    assert twice[0] == 1
+    assert f"--output {tmp_path}/a: this run goes to spec.storage.uri file://{tmp_path}/b; leave" in twice[2]
+    assert unknown[0] == 1
+    assert unknown[2].startswith("Error: ")
+    assert "File name too long" in unknown[2]
+    assert "Traceback" not in unknown[2]
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_run_takes_its_manifest_from_a_pipe_and_says_how_to_go_on_without_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,3 +231,9 @@ def test_a_run_takes_its_manifest_from_a_pipe_and_says_how_to_go_on_without_it(
     assert CliRunner().invoke(run_command, [f"/dev/fd/{read}", "-o", str(folder)]).exit_code == 130
     os.close(read)
     assert seen[1][1] == again
+    words = ["-", "--set", f"storage.uri=file://{folder}"]
+    assert CliRunner().invoke(run_command, words, input=TINY.read_text()).exit_code == 130
+    assert seen[2][1] == again
+    # In a file, the manifest and the override are there the next time as well.
+    assert CliRunner().invoke(run_command, [str(TINY), *words[1:]]).exit_code == 130
+    assert seen[3][1] == f"populora run {TINY} --set storage.uri=file://{folder}"
