@@ -13,6 +13,7 @@ import torch
 from scripted import ScriptedEngine
 
 from populora_api import Spec, load_manifest
+from populora_trainer.diagnostics.complexity import measure
 from populora_trainer.learning.update import Learner, LearnerSettings
 from populora_trainer.loop import Trainer
 from populora_trainer.observations import Observations
@@ -310,7 +311,16 @@ def test_what_is_logged_of_a_step_adds_up(played):
             len(completion.token_ids) for solution in observed.solutions for completion in solution.completions
         )
         assert metrics["tokens"]["sampled"] == sampled
-        assert metrics["entropy"] == pytest.approx(0.5)
+        assert metrics["entropy"] == pytest.approx({"teacher": 0.5, "student": 0.5})
+        lengths = {
+            "teacher": [len(one.completion.token_ids) for one in observed.proposals],
+            "student": [len(one.token_ids) for solution in observed.solutions for one in solution.completions],
+        }
+        assert metrics["response_tokens"] == pytest.approx({role: sum(n) / len(n) for role, n in lengths.items()})
+        assert set(observed.update.entropy) == {"teacher", "student"}
+        written = [measure(problem["program"]) for problem in valid if problem["task"] != "code_f"]
+        assert len(written) < len(valid)
+        assert metrics["complexity"]["loc"] == pytest.approx(sum(one.loc for one in written) / len(written))
 
 
 def test_valid_problems_are_remembered_with_their_author_and_solve_rate(played):

@@ -65,25 +65,30 @@ def test_rates_are_means_over_what_was_valid_and_tried():
     assert metrics["valid_rate"] == 0.8
 
 
-def test_complexity_is_the_mean_over_valid_programs():
+def test_complexity_is_the_mean_over_valid_programs_that_teachers_wrote():
     problems = [
-        problem(complexity=(3, 1, 2, 1)),
-        problem(complexity=(5, 4, 8, 2)),
-        problem(complexity=(99,) * 4, valid=False),
+        problem("code_o", complexity=(3, 1, 2, 1)),
+        problem("code_i", complexity=(5, 4, 8, 2)),
+        problem("code_o", complexity=(99,) * 4, valid=False),
+        problem("code_f", complexity=(99,) * 4),  # drawn from the buffer and given to its teacher
     ]
     assert step(problems=problems)["complexity"] == {"ast_depth": 4, "cyclomatic": 2.5, "loc": 5, "variables": 1.5}
+    measures = dict.fromkeys(("ast_depth", "cyclomatic", "loc", "variables"))
+    assert step(problems=problems[3:])["complexity"] == measures
 
 
-def test_samples_give_rewards_lengths_and_a_token_weighted_entropy():
+def test_each_role_has_its_rewards_lengths_and_token_weighted_entropy():
     samples = [
         Sample("teacher", 30, 0.25, 1.0),
         Sample("student", 10, 1.0, 2.0),
+        Sample("student", 30, 0.5, 4.0),
         Sample("student", 20, -0.5, None),
     ]
     metrics = step(samples=samples)
-    assert metrics["reward"] == {"teacher": 0.25, "student": 0.25}
-    assert metrics["response_tokens"] == 20
-    assert metrics["entropy"] == pytest.approx((30 * 1 + 10 * 2) / 40)
+    assert metrics["reward"] == {"teacher": 0.25, "student": pytest.approx(1 / 3)}
+    assert metrics["response_tokens"] == {"teacher": 30, "student": 20}
+    assert metrics["entropy"] == {"teacher": 1.0, "student": pytest.approx((10 * 2 + 30 * 4) / 40)}
+    assert step(samples=samples[:1])["entropy"] == {"teacher": 1.0, "student": None}
 
 
 def test_tokens_a_second_count_all_work_over_all_phases():
@@ -97,7 +102,8 @@ def test_an_empty_step_is_none_everywhere_and_still_json():
     metrics = step(seconds={}, problems=[], samples=[], ratings={}, advantage={}, coverage=None)
     assert metrics["valid_rate"] is None
     assert metrics["solve_rate"] == dict.fromkeys(("overall", "code_i", "code_o", "code_f"))
-    assert metrics["entropy"] is metrics["response_tokens"] is metrics["tokens_per_second"] is None
+    assert metrics["entropy"] == metrics["response_tokens"] == {"teacher": None, "student": None}
+    assert metrics["tokens_per_second"] is None
     assert json.loads(to_line(metrics))["reward"] == {"teacher": None, "student": None}
 
 
@@ -113,9 +119,8 @@ def test_numbers_that_json_cannot_hold_become_null():
 
 def test_evaluations_are_carried_where_there_are_any():
     rates = {"overall": 0.5, "code_i": 0.5, "code_o": 0.5, "code_f": None}
-    metrics = step(held_out={"solve_rate": rates, "stderr": 0.02}, reference_solve_rate=0.3)
+    metrics = step(held_out={"solve_rate": rates, "stderr": 0.02})
     assert metrics["held_out"]["solve_rate"] == rates
-    assert metrics["reference_solve_rate"] == 0.3
 
 
 def test_proposals_are_counted_by_verdict():

@@ -75,10 +75,21 @@ def test_prometheus_reads_what_a_step_recorded(monitor, endpoint):
     assert found["populora_advantage", "std"] == 0.5
 
 
+def test_roles_are_told_apart(monitor, endpoint):
+    drawn = [Sample("teacher", 40, 0.5, 1.5), Sample("student", 10, 1.0, 0.25), Sample("student", 20, -0.5, 0.25)]
+    monitor.record(metrics(samples=drawn), MEMBERS)
+    found = samples(endpoint)
+    assert found["populora_entropy_nats", "teacher"] == 1.5
+    assert found["populora_entropy_nats", "student"] == 0.25
+    assert found["populora_response_tokens", "teacher"] == 40
+    assert found["populora_response_tokens", "student"] == 15
+
+
 def test_what_was_not_measured_is_absent(monitor, endpoint):
     monitor.record(metrics(), MEMBERS)
     found = samples(endpoint)
-    assert ("populora_entropy_nats",) not in found
+    assert not any(name == "populora_entropy_nats" for name, *_ in found)
+    assert ("populora_response_tokens", "teacher") not in found
     assert ("populora_solve_rate", "code_f") not in found
     assert ("populora_reward", "teacher") not in found
 

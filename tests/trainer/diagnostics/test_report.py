@@ -23,8 +23,8 @@ def line(step, **changes):
         "solve_rate": rates | {"overall": step / 100},
         "valid_rate": 0.9,
         "reward": {"teacher": 0.4, "student": -0.1},
-        "entropy": 1.0,
-        "response_tokens": 12.0,
+        "entropy": {"teacher": 1.5, "student": 0.5},
+        "response_tokens": {"teacher": 30.0, "student": 12.0},
         "complexity": {"ast_depth": 6.0, "cyclomatic": 2.0, "loc": 4.0, "variables": 2.0},
         "ratings": {
             "t0": {"mu": 25.0, "sigma": 5.0, "lcb": 10.0},
@@ -142,8 +142,9 @@ def test_the_page_shows_every_curve_that_was_measured(write):
     found = page(write()).titles
     for title in (
         *("Training solve rate, %", "Training solve rate by type, %", "Mean reward", "Valid proposals, %", "AST depth"),
-        *("Cyclomatic complexity", "Lines of code", "Variables", "Archive coverage, %", "Policy entropy, nats a token"),
-        *("Response length, tokens", "Tokens a second", "Seconds a step, by phase", "TrueSkill of the teachers"),
+        *("Cyclomatic complexity", "Lines of code", "Variables", "Archive coverage, %"),
+        *("Policy entropy by role, nats a token", "Response length by role, tokens"),
+        *("Tokens a second", "Seconds a step, by phase", "TrueSkill of the teachers"),
         "TrueSkill of the students",
     ):
         assert title in found
@@ -154,12 +155,11 @@ def test_the_page_shows_every_curve_that_was_measured(write):
 def test_evaluations_and_evolution_appear_where_there_are_any(write):
     rates = {"overall": 0.3, "code_i": 0.3, "code_o": 0.3, "code_f": 0.3}
     start = {"step": 0, "held_out": {"solve_rate": rates, "stderr": 0.02, "greedy": rates}}
-    end = line(2, held_out={"solve_rate": rates | {"overall": 0.45}, "stderr": 0.02}, reference_solve_rate=0.5)
+    end = line(2, held_out={"solve_rate": rates | {"overall": 0.45}, "stderr": 0.02})
     folder = write(metrics=[start, line(1), end], matchups=[matchup(1), matchup(1, "t1")], evolution=[birth(2)])
     found = page(folder).titles
     for title in (
         "Held-out solve rate, %",
-        "Difficulty for the frozen base, % solved",
         "Who solves whom, %",
         "Lineage",
     ):
@@ -383,7 +383,9 @@ def test_the_numbers_are_first_last_best_and_means(write):
         "maximum": 0.2,
         "best": {"value": 0.2, "step": 20},
     }
-    assert summary["curves"]["entropy"]["best"] is None
+    assert summary["curves"]["entropy.teacher"]["best"] is None
+    assert [summary["curves"][f"entropy.{role}"]["last"] for role in ("teacher", "student")] == [1.5, 0.5]
+    assert [summary["curves"][f"response_tokens.{role}"]["last"] for role in ("teacher", "student")] == [30, 12]
     assert "solve_rate.code_f" not in summary["curves"]
     assert (summary["steps"], summary["seconds"]) == (20, 60.0)
     assert summary["settings"] == {"Mode": "Population", "Base model": "builtin://nano", "Teachers": "2", "Seed": "7"}
@@ -398,9 +400,9 @@ def test_a_number_that_nothing_measured_is_a_gap_in_the_curve(write, value):
     folder = write(steps=5)
     path = folder / "metrics.jsonl"
     lines = path.read_text().splitlines()
-    for key in ("valid_rate", "coverage", "tokens_per_second", "entropy"):
+    for key in ("valid_rate", "coverage", "tokens_per_second"):
         lines[2] = re.sub(rf'"{key}": [^,}}]+', f'"{key}": {value}', lines[2])
-    lines[2] = re.sub(r'"(mu|overall|teacher|total)": [^,}]+', rf'"\1": {value}', lines[2])
+    lines[2] = re.sub(r'"(mu|overall|teacher|student|total)": [^,}]+', rf'"\1": {value}', lines[2])
     path.write_text("\n".join(lines) + "\n")
     page = render([load_run(folder)])
     assert "nan" not in re.findall(r'points="[^"]*"|d="[^"]*"', page)

@@ -42,7 +42,7 @@ def reward_groups(draw: st.DrawFn) -> RewardGroup:
     completions = tuple(Completion(tuple(ids), tuple(-3.0 - 0.1 * one for one in ids), "stop") for ids in answers)
     return RewardGroup(
         draw(st.integers(0, MEMBERS - 1)),
-        "student",
+        draw(st.sampled_from(["teacher", "student"])),
         "code_o",
         tuple(draw(st.lists(tokens, min_size=1, max_size=12))),
         completions,
@@ -175,7 +175,7 @@ def test_nothing_to_learn_changes_nothing_on_any_rank(crew: Crew, make_populatio
     crew.same("begin", SETTINGS, None)
     before = crew.same("state")
     metrics = crew.same("update", [dead])[0]
-    assert (metrics.updated, metrics.learned_tokens, metrics.entropy) == ((), 0, None)
+    assert (metrics.updated, metrics.learned_tokens, metrics.entropy) == ((), 0, {})
     check_same([*before, *crew.same("state")])
 
 

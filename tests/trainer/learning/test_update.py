@@ -119,6 +119,18 @@ def test_a_member_takes_the_same_step_alone_and_among_others(make_population: Ca
             assert not torch.equal(single[member], start[member])
 
 
+def test_the_entropy_of_a_role_is_that_of_its_own_tokens(make_population: Callable[..., LoraPopulation]) -> None:
+    # One member with both roles, as the single agent has them.
+    groups = [replace(group_of(0, seed), role="teacher" if seed % 3 else "student") for seed in range(6)]
+    found = Learner(make_population(), replace(SETTINGS, whitening="Role"), pad_id=0).update(groups).entropy
+    for role in ("teacher", "student"):
+        of_role = [group for group in groups if group.role == role]
+        alone = Learner(make_population(), replace(SETTINGS, whitening="Role"), pad_id=0).update(of_role)
+        assert alone.entropy == {role: pytest.approx(found[role], rel=1e-5)}
+        assert alone.learner()[f"entropy_{role}"] == pytest.approx(found[role], rel=1e-5)
+    assert found["teacher"] != pytest.approx(found["student"], rel=1e-3)
+
+
 def test_groups_that_teach_nothing_change_nothing(make_population: Callable[..., LoraPopulation]) -> None:
     dead = [replace(group_of(member, 90 + member), rewards_G=(0.5,) * 5) for member in range(3)]
     unscored = replace(group_of(0, 99), rewards_G=(None,) * 5)
@@ -127,7 +139,7 @@ def test_groups_that_teach_nothing_change_nothing(make_population: Callable[...,
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
     population = make_population()
     metrics = Learner(population, SETTINGS, pad_id=0).update([*dead, unscored])
-    assert (metrics.updated, metrics.learned_tokens, metrics.micro_batches, metrics.entropy) == ((), 0, 0, None)
+    assert (metrics.updated, metrics.learned_tokens, metrics.micro_batches, metrics.entropy) == ((), 0, 0, {})
     assert metrics.advantages.masked == 3
     assert all(torch.equal(*pair) for pair in zip(population.parameters(), make_population().parameters(), strict=True))
 

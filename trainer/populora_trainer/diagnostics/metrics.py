@@ -3,20 +3,22 @@
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 from populora_trainer.diagnostics.records import (
     ComplexityRecord,
     HeldOutRecord,
+    PerRole,
     ProblemRecord,
     RatingRecord,
     Role,
+    SeedingRecord,
     SolveRates,
     StepMetrics,
 )
-from populora_trainer.tasks.problem import TaskType
+from populora_trainer.tasks.problem import WRITTEN, TaskType
 
 LCB_SIGMAS = 3.0
 
@@ -49,7 +51,7 @@ def assemble(
     coverage: float | None,
     tokens: Mapping[str, int] | None = None,
     learner: Mapping[str, float | None] | None = None,
-    reference_solve_rate: float | None = None,
+    seeding: SeedingRecord | None = None,
     held_out: HeldOutRecord | None = None,
 ) -> StepMetrics:
     """Return the step's metrics; whatever is not a finite number becomes None.
@@ -65,7 +67,7 @@ def assemble(
         tokens: tokens worked through by purpose; by default the sampled ones. Their sum over the total seconds is
             `tokens_per_second`.
         learner: further statistics of the update, passed on.
-        reference_solve_rate: of the frozen base on this step's problems, where it was measured.
+        seeding: how the base wrote the run's first references.
         held_out: an evaluation that took place after this step.
     """
     spent = {name: float(value) for name, value in seconds.items()}
@@ -73,21 +75,16 @@ def assemble(
     valid = [problem for problem in problems if problem["valid"]]
     sampled = sum(sample.tokens for sample in samples)
     worked = dict(tokens) if tokens is not None else {"sampled": sampled}
-    entropies = [(sample.entropy, sample.tokens) for sample in samples if sample.entropy is not None]
-    weight = sum(count for _, count in entropies)
     metrics: StepMetrics = {
         "step": step,
         "seconds": spent,
         "solve_rate": solve_rates(valid),
         "valid_rate": len(valid) / len(problems) if problems else None,
         "verdicts": dict(sorted(Counter(problem["verdict"] for problem in problems).items())),
-        "reward": {
-            "teacher": _mean(sample.reward for sample in samples if sample.role == "teacher"),
-            "student": _mean(sample.reward for sample in samples if sample.role == "student"),
-        },
-        "entropy": math.fsum(entropy * count for entropy, count in entropies) / weight if weight else None,
-        "response_tokens": sampled / len(samples) if samples else None,
-        "complexity": _mean_complexity(valid),
+        "reward": _per_role(samples, lambda drawn: _mean(sample.reward for sample in drawn)),
+        "entropy": _per_role(samples, _mean_entropy),
+        "response_tokens": _per_role(samples, lambda drawn: _mean(sample.tokens for sample in drawn)),
+        "complexity": _mean_complexity([problem for problem in valid if problem["task"] in WRITTEN]),
         "ratings": {member: _rating(mu, sigma) for member, (mu, sigma) in ratings.items()},
         "tokens_per_second": sum(worked.values()) / spent["total"] if spent["total"] > 0 else None,
         "advantage": dict(advantage),
@@ -96,8 +93,8 @@ def assemble(
     }
     if learner is not None:
         metrics["learner"] = dict(learner)
-    if reference_solve_rate is not None:
-        metrics["reference_solve_rate"] = reference_solve_rate
+    if seeding is not None:
+        metrics["seeding"] = seeding
     if held_out is not None:
         metrics["held_out"] = held_out
     return _finite(metrics)
@@ -124,6 +121,20 @@ def solve_rates(problems: Iterable[ProblemRecord]) -> SolveRates:
         "code_o": _mean(rates["code_o"]),
         "code_f": _mean(rates["code_f"]),
     }
+
+
+def _per_role(samples: Sequence[Sample], mean: Callable[[Sequence[Sample]], float | None]) -> PerRole:
+    return {
+        "teacher": mean([sample for sample in samples if sample.role == "teacher"]),
+        "student": mean([sample for sample in samples if sample.role == "student"]),
+    }
+
+
+def _mean_entropy(samples: Sequence[Sample]) -> float | None:
+    """Return the mean over tokens, so that a long completion counts for more than a short one."""
+    entropies = [(sample.entropy, sample.tokens) for sample in samples if sample.entropy is not None]
+    weight = sum(count for _, count in entropies)
+    return math.fsum(entropy * count for entropy, count in entropies) / weight if weight else None
 
 
 def _mean_complexity(problems: Sequence[ProblemRecord]) -> ComplexityRecord:

@@ -35,18 +35,28 @@ FAMILIES: dict[str, Family] = {
         Family("populora_solve_rate", "gauge", ("task",), "Mean solve rate of the step's valid problems."),
         Family("populora_valid_rate", "gauge", (), "Share of the step's proposals that the verifier accepted."),
         Family("populora_reward", "gauge", ("role",), "Mean reward of the step's samples."),
-        Family("populora_entropy_nats", "gauge", (), "Mean entropy of a sampled token."),
-        Family("populora_response_tokens", "gauge", (), "Mean length of a completion in tokens."),
-        Family("populora_complexity", "gauge", ("measure",), "Mean complexity of the step's valid programs."),
+        Family("populora_entropy_nats", "gauge", ("role",), "Mean entropy of a sampled token."),
+        Family("populora_response_tokens", "gauge", ("role",), "Mean length of a completion in tokens."),
+        Family(
+            "populora_complexity",
+            "gauge",
+            ("measure",),
+            "Mean complexity of the step's valid programs that teachers wrote: those of code_i and code_o.",
+        ),
         Family("populora_rating_mu", "gauge", ("member", "role"), "TrueSkill mean of a present member."),
         Family("populora_rating_sigma", "gauge", ("member", "role"), "TrueSkill deviation of a present member."),
         Family("populora_rating_lcb", "gauge", ("member", "role"), "TrueSkill mu - 3 sigma of a present member."),
         Family("populora_member_generation", "gauge", ("member", "role"), "Generation of a present member."),
         Family("populora_archive_coverage", "gauge", (), "Share of the CVT archive's cells that are occupied."),
+        Family(
+            "populora_seed_problems",
+            "gauge",
+            (),
+            "Problems by the untrained base that the buffer holds; rises before the first step to tasks.seedProblems.",
+        ),
         Family("populora_advantage", "gauge", ("statistic",), "Statistics of the step's advantages."),
         Family("populora_learner", "gauge", ("statistic",), "Statistics of the step's update."),
         Family("populora_held_out_solve_rate", "gauge", ("task",), "Solve rate of the last held-out evaluation."),
-        Family("populora_reference_solve_rate", "gauge", (), "Solve rate of the frozen base on the step's problems."),
         Family(
             "populora_adapters_published_step", "gauge", (), "Steps done when adapters were published for vLLM last."
         ),
@@ -88,6 +98,7 @@ class RunMonitor(Collector):
         self._held_out: dict[tuple[str, ...], float | None] = {}
         self._members: list[MemberStatus] = []
         self._sync: Sync | None = None
+        self._seeds: int | None = None
         self._durations: deque[float] = deque(maxlen=_ETA_WINDOW)
         self._completed = 0
         self._seconds: Counter[str] = Counter()
@@ -105,6 +116,11 @@ class RunMonitor(Collector):
         """Note how far vLLM is with the newest publication."""
         with self._lock:
             self._sync = sync
+
+    def seeded(self, problems: int) -> None:
+        """Note how many problems by the untrained base the buffer holds."""
+        with self._lock:
+            self._seeds = problems
 
     def restore(self, metrics: StepMetrics | None, members: Sequence[MemberStatus]) -> None:
         """Note what a checkpoint says, without counting its step as work of this process."""
@@ -175,6 +191,7 @@ class RunMonitor(Collector):
             "populora_step": {(): metrics["step"] if metrics else 0},
             "populora_steps": {(): self._steps},
             "populora_held_out_solve_rate": self._held_out,
+            "populora_seed_problems": {(): self._seeds},
             "populora_phase_seconds": _labelled(self._seconds),
             "populora_tokens": _labelled(self._tokens),
             "populora_proposals": _labelled(self._verdicts),
@@ -201,13 +218,12 @@ class RunMonitor(Collector):
             "populora_solve_rate": _labelled(metrics["solve_rate"]),
             "populora_valid_rate": {(): metrics["valid_rate"]},
             "populora_reward": _labelled(metrics["reward"]),
-            "populora_entropy_nats": {(): metrics["entropy"]},
-            "populora_response_tokens": {(): metrics["response_tokens"]},
+            "populora_entropy_nats": _labelled(metrics["entropy"]),
+            "populora_response_tokens": _labelled(metrics["response_tokens"]),
             "populora_complexity": _labelled(metrics["complexity"]),
             "populora_archive_coverage": {(): metrics["coverage"]},
             "populora_advantage": _labelled(metrics["advantage"]),
             "populora_learner": _labelled(metrics.get("learner", {})),
-            "populora_reference_solve_rate": {(): metrics.get("reference_solve_rate")},
             "populora_tokens_per_second": {(): metrics["tokens_per_second"]},
         }
 

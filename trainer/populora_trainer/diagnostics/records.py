@@ -12,7 +12,7 @@ Role = str  # "teacher", "student"; a single agent's samples carry the role in w
 
 
 class ComplexityRecord(TypedDict):
-    """`complexity.Complexity` as an object; in metrics the means over the step's valid problems."""
+    """`complexity.Complexity` as an object; in metrics the means over the step's valid programs by teachers."""
 
     ast_depth: float | None
     cyclomatic: float | None
@@ -76,8 +76,8 @@ class SolveRates(TypedDict):
     code_f: float | None
 
 
-class RoleRewards(TypedDict):
-    """Mean reward of the samples drawn in each role."""
+class PerRole(TypedDict):
+    """A mean over the samples drawn in each role; a single agent draws in both."""
 
     teacher: float | None
     student: float | None
@@ -89,6 +89,16 @@ class RatingRecord(TypedDict):
     mu: float
     sigma: float
     lcb: float  # mu - 3 sigma
+
+
+class SeedingRecord(TypedDict):
+    """How the untrained base wrote the run's first references, where `tasks.seedProblems` asks for them."""
+
+    wanted: int
+    kept: int  # different valid problems
+    proposals: int
+    valid: int  # of the proposals
+    tokens: int  # sampled
 
 
 class HeldOutRecord(TypedDict):
@@ -154,15 +164,15 @@ class StepMetrics(TypedDict):
     solve_rate: SolveRates
     valid_rate: float | None
     verdicts: NotRequired[dict[str, int]]  # the step's proposals by verdict
-    reward: RoleRewards
-    entropy: float | None  # nats a token, mean over sampled tokens
-    response_tokens: float | None  # mean length of a completion
-    complexity: ComplexityRecord
+    reward: PerRole
+    entropy: PerRole  # nats a token, mean over sampled tokens
+    response_tokens: PerRole  # mean length of a completion
+    complexity: ComplexityRecord  # without code_f, whose programs are drawn from the buffer
     ratings: dict[str, RatingRecord]
     tokens_per_second: float | None  # sampled and trained, over the step's wall time
     advantage: dict[str, float | None]  # statistics of the learner
     coverage: float | None  # of the archive
     tokens: NotRequired[dict[str, int]]  # counts by purpose, e.g. "sampled", "trained"
     learner: NotRequired[dict[str, float | None]]  # loss, gradient norm, clipped share, ...
-    reference_solve_rate: NotRequired[float | None]  # of the frozen base on the step's problems: absolute difficulty
+    seeding: NotRequired[SeedingRecord]  # at step 0
     held_out: NotRequired[HeldOutRecord]

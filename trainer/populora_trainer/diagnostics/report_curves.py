@@ -38,15 +38,20 @@ class Spec:
     apart: bool = False
 
 
+def _roles(key: str) -> tuple[Curve, ...]:
+    return tuple(Curve(f"{key}.{role}", f"{role}s", (key, role)) for role in ("teacher", "student"))
+
+
 def _rates(prefix: str, *path: str) -> tuple[Curve, ...]:
     return tuple(Curve(f"{prefix}.{task}", task, (*path, task), True) for task in ("code_o", "code_i", "code_f"))
 
 
+_BY_TEACHERS = "Mean over the valid programs that teachers wrote in the step; code_f's are drawn from the buffer."
 _COMPLEXITY = (
-    ("ast_depth", "AST depth", "Levels of the syntax tree below its root, of the mean valid program."),
-    ("cyclomatic", "Cyclomatic complexity", "One more than the decision points of the mean valid program (McCabe)."),
-    ("loc", "Lines of code", "Logical lines of the mean valid program, without comments and blank lines."),
-    ("variables", "Variables", "Different names that the mean valid program binds to values."),
+    ("ast_depth", "AST depth", f"Levels of the syntax tree below its root. {_BY_TEACHERS}"),
+    ("cyclomatic", "Cyclomatic complexity", f"One more than the decision points (McCabe). {_BY_TEACHERS}"),
+    ("loc", "Lines of code", f"Logical lines, without comments and blank lines. {_BY_TEACHERS}"),
+    ("variables", "Variables", f"Different names that are bound to values. {_BY_TEACHERS}"),
 )
 
 SECTIONS: tuple[tuple[str, tuple[Spec, ...]], ...] = (
@@ -87,13 +92,6 @@ SECTIONS: tuple[tuple[str, tuple[Spec, ...]], ...] = (
                 0.1,
                 apart=True,
             ),
-            Spec(
-                "Difficulty for the frozen base, % solved",
-                "Share of the step's problems that the untrained base solves: lower means harder, on a fixed scale.",
-                (Curve("reference_solve_rate", "frozen base", ("reference_solve_rate",)),),
-                percent,
-                0.1,
-            ),
         ),
     ),
     (
@@ -118,7 +116,7 @@ SECTIONS: tuple[tuple[str, tuple[Spec, ...]], ...] = (
         ),
     ),
     (
-        "Complexity of the problems",
+        "Complexity of what teachers write",
         tuple(
             Spec(title, sentence, (Curve(f"complexity.{key}", title, ("complexity", key)),), least_span=0.5)
             for key, title, sentence in _COMPLEXITY
@@ -134,16 +132,18 @@ SECTIONS: tuple[tuple[str, tuple[Spec, ...]], ...] = (
                 percent,
             ),
             Spec(
-                "Policy entropy, nats a token",
-                "How undecided the members are: a fall to zero means that they always say the same.",
-                (Curve("entropy", "entropy", ("entropy",)),),
+                "Policy entropy by role, nats a token",
+                "How undecided the members of each role are: a fall to zero means that they always say the same.",
+                _roles("entropy"),
                 least_span=0.1,
+                apart=True,
             ),
             Spec(
-                "Response length, tokens",
-                "Mean length of proposals and solutions.",
-                (Curve("response_tokens", "tokens", ("response_tokens",)),),
+                "Response length by role, tokens",
+                "Mean length of the teachers' proposals and of the students' solutions.",
+                _roles("response_tokens"),
                 least_span=1.0,
+                apart=True,
             ),
         ),
     ),
@@ -160,7 +160,11 @@ def taken_apart(spec: Spec, runs: Sequence[RunData]) -> list[Spec]:
     if len(runs) == 1 or not spec.apart:
         return [spec]
     return [
-        replace(spec, title=spec.title.replace("by type", f"on {curve.label}"), curves=(curve,))
+        replace(
+            spec,
+            title=spec.title.replace("by type", f"on {curve.label}").replace("by role", f"of the {curve.label}"),
+            curves=(curve,),
+        )
         for curve in spec.curves
     ]
 

@@ -9,9 +9,13 @@ Every completion then sees exactly what it would see in a row of its own.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
+
+Role = Literal["teacher", "student"]
+ROLES: tuple[Role, ...] = ("teacher", "student")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +29,10 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Completions of one prompt, to be computed with that prompt."""
+    """Completions of one prompt, which a member sampled in one role, to be computed with that prompt."""
 
     member: int
+    role: Role
     prompt_ids: tuple[int, ...]
     samples: tuple[Sample, ...]
 
@@ -49,7 +54,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Rows as tensors; the last four have one entry per learned token (T), row by row.
+    """Rows as tensors; the last five have one entry per learned token (T), row by row.
 
     Attributes:
         members: per row, sorted.
@@ -57,7 +62,7 @@ class MicroBatch:
         attention_mask: (row, token), or (row, 1, token, token) added to the scores where rows hold several samples.
         source_T: index into row * token of the input that predicts the token.
         target_T, rollout_T, advantage_T: the token, its log-probability when sampled, its sample's advantage.
-        member_T: the member it belongs to.
+        member_T, role_T: the member it belongs to, and the role in `ROLES` that it was sampled in.
     """
 
     members: list[int]
@@ -69,10 +74,11 @@ class MicroBatch:
     rollout_T: Tensor
     advantage_T: Tensor
     member_T: Tensor
+    role_T: Tensor
 
 
 def rows_of(
-    member: int, prompt_ids: tuple[int, ...], samples: Sequence[Sample], *, shared: bool, row_tokens: int
+    member: int, role: Role, prompt_ids: tuple[int, ...], samples: Sequence[Sample], *, shared: bool, row_tokens: int
 ) -> list[Row]:
     """Return the samples of a prompt as rows of at most `row_tokens`, or of one sample where that is longer.
 
@@ -84,12 +90,12 @@ def rows_of(
     for sample in sorted(samples, key=lambda sample: len(sample.token_ids)):
         added = len(sample.token_ids) - 1
         if held and (not shared or length + added > row_tokens):
-            rows.append(Row(member, prompt_ids, tuple(held)))
+            rows.append(Row(member, role, prompt_ids, tuple(held)))
             held, length = [], len(prompt_ids)
         held.append(sample)
         length += added
     if held:
-        rows.append(Row(member, prompt_ids, tuple(held)))
+        rows.append(Row(member, role, prompt_ids, tuple(held)))
     return rows
 
 
@@ -119,6 +125,7 @@ def collate(rows: Sequence[Row], pad_id: int, dtype: torch.dtype, device: torch.
     rollout: list[float] = []
     advantages: list[float] = []
     member_of_token: list[int] = []
+    role_of_token: list[int] = []
     for number, row in enumerate(rows):
         prompt, start = len(row.prompt_ids), len(row.prompt_ids)
         ids[number, :prompt] = torch.tensor(row.prompt_ids)
@@ -135,6 +142,7 @@ def collate(rows: Sequence[Row], pad_id: int, dtype: torch.dtype, device: torch.
             rollout.extend(sample.logprobs)
             advantages.extend([sample.advantage] * len(sample.token_ids))
             member_of_token.extend([row.member] * len(sample.token_ids))
+            role_of_token.extend([ROLES.index(row.role)] * len(sample.token_ids))
             start = stop
     shared = any(len(row.samples) > 1 for row in rows)
     mask = _additive(segments, dtype) if shared else (segments >= 0).long()
@@ -148,6 +156,7 @@ def collate(rows: Sequence[Row], pad_id: int, dtype: torch.dtype, device: torch.
         rollout_T=torch.tensor(rollout, dtype=torch.float32, device=device),
         advantage_T=torch.tensor(advantages, dtype=torch.float32, device=device),
         member_T=torch.tensor(member_of_token, device=device),
+        role_T=torch.tensor(role_of_token, device=device),
     )
 
 

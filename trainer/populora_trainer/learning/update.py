@@ -13,7 +13,7 @@ from populora_trainer.errors import BaseModelError
 from populora_trainer.learning.adamw import StackedAdamW
 from populora_trainer.learning.advantages import Advantages, Variant, reinforce_plus_plus_baseline
 from populora_trainer.learning.objective import kl_to_base, policy_objective
-from populora_trainer.learning.packing import MicroBatch, Row, Sample, collate, micro_batches, rows_of
+from populora_trainer.learning.packing import ROLES, MicroBatch, Role, Row, Sample, collate, micro_batches, rows_of
 from populora_trainer.population.lora import LoraPopulation
 from populora_trainer.rollout.engine import Completion
 from populora_trainer.rollout.forward import all_logits, hidden_states
@@ -34,7 +34,7 @@ class Group:
     """
 
     member: int
-    role: Literal["teacher", "student"]
+    role: Role
     task: str
     prompt_ids: tuple[int, ...]
     completions: tuple[Completion, ...]
@@ -48,6 +48,7 @@ class LearnerSettings:
     Attributes:
         learning_rate: AdamW's, one for all or one per member.
         warmup_steps: a member's steps until its learning rate is reached.
+        weight_decay: AdamW's, decoupled from the gradient.
         temperature: at which the completions were sampled; log-probabilities are taken at it.
         whitening: what a member's advantages are whitened over.
         variant: whose whitening formula.
@@ -59,6 +60,7 @@ class LearnerSettings:
 
     learning_rate: float | Sequence[float]
     warmup_steps: int = 0
+    weight_decay: float = 0.0
     temperature: float = 1.0
     whitening: Whitening = "Member"
     variant: Variant = "verl"
@@ -79,7 +81,7 @@ class UpdateMetrics:
         gradient_norm_M: per member that had tokens, before clipping.
         updated: members that took a step.
         skipped: members whose gradient was not finite; they took none.
-        entropy: of the policy, in nats.
+        entropy: of the policy in each role that has learned tokens, in nats.
         clipped, truncated: share of tokens with a clipped ratio, and with a capped importance weight.
         mismatch_mean, mismatch_max, mismatch_kl: between trainer and sampling engine, of log-probabilities: mean and
             largest absolute difference in nats, and the k3 estimate of KL(engine || trainer).
@@ -96,7 +98,7 @@ class UpdateMetrics:
     gradient_norm_M: dict[int, float]
     updated: tuple[int, ...]
     skipped: tuple[int, ...]
-    entropy: float | None
+    entropy: dict[Role, float]
     clipped: float | None
     truncated: float | None
     mismatch_mean: float | None
@@ -116,7 +118,8 @@ class UpdateMetrics:
         return {
             "loss": sum(losses) / len(losses) if losses else None,
             "gradient_norm": sum(norms) / len(norms) if norms else None,
-            "entropy": self.entropy,
+            "entropy_teacher": self.entropy.get("teacher"),
+            "entropy_student": self.entropy.get("student"),
             "clipped_fraction": self.clipped,
             "truncated_fraction": self.truncated,
             "mismatch_mean": self.mismatch_mean,
@@ -148,20 +151,20 @@ class Sums:
     """What the micro-batches of an update add up to."""
 
     tokens: int = 0
-    entropy: float = 0.0
     clipped: float = 0.0
     truncated: float = 0.0
     mismatch: float = 0.0
     mismatch_max: float = 0.0
     mismatch_kl: float = 0.0
     kl: float = 0.0
+    tokens_by_role: dict[Role, int] = field(default_factory=dict)
+    entropy_by_role: dict[Role, float] = field(default_factory=dict)
     loss_M: dict[int, float] = field(default_factory=dict)
     mismatch_M: dict[int, float] = field(default_factory=dict)
 
     def add(self, other: "Sums") -> None:
         """Take in the sums of other micro-batches."""
         self.tokens += other.tokens
-        self.entropy += other.entropy
         self.clipped += other.clipped
         self.truncated += other.truncated
         self.mismatch += other.mismatch
@@ -171,6 +174,13 @@ class Sums:
         for mine, theirs in ((self.loss_M, other.loss_M), (self.mismatch_M, other.mismatch_M)):
             for member, value in theirs.items():
                 mine[member] = mine.get(member, 0.0) + value
+        for role, tokens in other.tokens_by_role.items():
+            self.add_entropy(role, tokens, other.entropy_by_role[role])
+
+    def add_entropy(self, role: Role, tokens: int, entropy: float) -> None:
+        """Take in the entropies of tokens that were sampled in a role, as their number and sum."""
+        self.tokens_by_role[role] = self.tokens_by_role.get(role, 0) + tokens
+        self.entropy_by_role[role] = self.entropy_by_role.get(role, 0.0) + entropy
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +214,10 @@ class Learner:
         self.settings = settings
         self.pad_id = pad_id
         self.optimizer = StackedAdamW(
-            population.parameters(), settings.learning_rate, warmup_steps=settings.warmup_steps
+            population.parameters(),
+            settings.learning_rate,
+            weight_decay=settings.weight_decay,
+            warmup_steps=settings.warmup_steps,
         )
         self.dtype: torch.dtype = population.model.dtype
         _check_head(population)
@@ -286,6 +299,7 @@ class Learner:
             ]
             rows += rows_of(
                 group.member,
+                group.role,
                 group.prompt_ids,
                 samples,
                 shared=self.shares_prompts,
@@ -325,7 +339,10 @@ class Learner:
             for member in dict.fromkeys(batch.members):
                 sums_M[member] = sums_M.get(member, 0.0) + float(values_M[member])
         sums.tokens += len(batch.target_T)
-        sums.entropy += float(entropy_T.sum())
+        for index, role in enumerate(ROLES):
+            of_role = batch.role_T == index
+            if tokens := int(of_role.sum()):
+                sums.add_entropy(role, tokens, float(entropy_T[of_role].sum()))
         sums.clipped += float(objective.clipped_T.sum())
         sums.truncated += float(objective.truncated_T.sum())
         sums.mismatch += float(mismatch_T.sum())
@@ -365,7 +382,7 @@ class Learner:
             gradient_norm_M=outcome.norms,
             updated=outcome.updated,
             skipped=tuple(member for member in outcome.norms if member not in outcome.updated),
-            entropy=mean(sums.entropy),
+            entropy={role: sums.entropy_by_role[role] / tokens for role, tokens in sums.tokens_by_role.items()},
             clipped=mean(sums.clipped),
             truncated=mean(sums.truncated),
             mismatch_mean=mean(sums.mismatch),
@@ -426,7 +443,7 @@ def can_share_prompts(population: LoraPopulation, pad_id: int) -> bool:
     samples = [Sample(answer, (0.0,) * len(answer), 0.0) for answer in answers]
     states = []
     for shared in (True, False):
-        rows = rows_of(0, prompt, samples, shared=shared, row_tokens=64)
+        rows = rows_of(0, "student", prompt, samples, shared=shared, row_tokens=64)
         batch = collate(rows, pad_id, population.model.dtype, population.device)
         with torch.no_grad(), population.base_only():
             try:

@@ -5,6 +5,8 @@ from typing import Literal
 
 TaskType = Literal["code_i", "code_o", "code_f"]
 TASK_TYPES: tuple[TaskType, ...] = ("code_i", "code_o", "code_f")
+WRITTEN: frozenset[TaskType] = frozenset({"code_i", "code_o"})
+"""Types whose program the teacher writes; that of a code_f problem is drawn from the buffer and given to it."""
 
 
 @dataclass(frozen=True, slots=True)
