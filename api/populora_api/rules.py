@@ -74,6 +74,12 @@ RULES: tuple[Rule, ...] = (
         "whole groups of proposals",
     ),
     Rule(
+        field="tasks.seedProblems",
+        cel="self.tasks.seedProblems < self.tasks.bufferSize",
+        holds=lambda s: s.tasks.seed_problems < s.tasks.buffer_size,
+        allowed="below tasks.bufferSize, which the identity program and every seed problem must fit into",
+    ),
+    Rule(
         field="training.tokensPerMicroBatch",
         cel="self.training.tokensPerMicroBatch >= self.training.maxPromptTokens + self.training.maxResponseTokens",
         holds=lambda s: (

@@ -27,6 +27,7 @@ Suite = Literal[
     "math500",
     "minerva_math",
     "olympiadbench",
+    "gsm8k",
 ]
 
 STORAGE_FORMS = "s3://BUCKET/PREFIX or file:///ABSOLUTE/PATH"
@@ -132,6 +133,14 @@ class Tasks(Model):
         le=1_000_000,
         description="Valid problems kept per type to show to teachers as references; when full, the oldest go.",
     )
+    seed_problems: int = Field(
+        default=0,
+        ge=0,
+        le=1_000_000,
+        description="Problems that the untrained base writes before the first step, to be shown to teachers from then "
+        "on; with 0 they start from the identity program alone. Absolute Zero starts with 256, the paper names none. "
+        "Without effect once the run has begun.",
+    )
     references_per_proposal: int = Field(
         default=6,
         ge=1,
@@ -153,6 +162,13 @@ class Training(Model):
     )
     warmup_steps: int = Field(
         default=0, ge=0, le=1_000_000, description="Steps over which a member's learning rate rises linearly from 0."
+    )
+    weight_decay: float = Field(
+        default=0,
+        ge=0,
+        le=1,
+        description="AdamW's decoupled decay: each step also multiplies a member's A and B by 1 - learningRate x "
+        "weightDecay. The paper gives none; torch's own default is 0.01.",
     )
     freeze_teachers: bool = Field(
         default=False,
@@ -439,7 +455,7 @@ class HeldOut(Model):
 class Evaluation(Model):
     """Benchmarks of the trained members. May change while the run goes on."""
 
-    suites: Annotated[tuple[Suite, ...], Field(max_length=9), Unique()] = Field(
+    suites: Annotated[tuple[Suite, ...], Field(max_length=10), Unique()] = Field(
         default=(), description="Benchmarks to run; none by default."
     )
     every_steps: int = Field(

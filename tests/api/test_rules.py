@@ -49,6 +49,10 @@ KEPT_AND_BROKEN = {
         {"tasks": {"problemsPerMatchup": 12, "types": ["code_i", "code_o"]}, "training": {"proposalsPerPrompt": 6}},
         {"tasks": {"problemsPerMatchup": 12, "types": ["code_i", "code_o"]}, "training": {"proposalsPerPrompt": 4}},
     ),
+    ("tasks.seedProblems", 0): (
+        {"tasks": {"seedProblems": 255, "bufferSize": 256}},
+        {"tasks": {"seedProblems": 256, "bufferSize": 256}},
+    ),
     ("training.tokensPerMicroBatch", 0): (
         {"training": {"maxPromptTokens": 100, "maxResponseTokens": 28, "tokensPerMicroBatch": 128}},
         {"training": {"maxPromptTokens": 100, "maxResponseTokens": 29, "tokensPerMicroBatch": 128}},

@@ -25,6 +25,7 @@ HERE = Path(__file__).parent
 SMALL = (
     "baseModel.dtype=float32",
     "population.students=1",
+    "tasks.seedProblems=5",
     "training.rolloutsPerProblem=2",
     "evaluation.heldOut.problems=1",
 )

@@ -19,11 +19,13 @@ from populora_trainer.errors import BaseModelError, OtherBaseError, StorageError
 from populora_trainer.nano.heldout import held_out_programs, load_heldout
 from populora_trainer.nano.registry import builtin_folder, copy_builtin
 from populora_trainer.population.peft_format import read_adapter
+from populora_trainer.seeding import held
 from populora_trainer.session import Events, Session, held_out_problems, open_session
 from populora_trainer.storage.checkpoint import intact, newest_manifest, read_checkpoint, read_manifest, steps
 from populora_trainer.storage.environment import read_environments
 from populora_trainer.storage.local import LocalStore
 from populora_trainer.storage.logs import read_log
+from populora_trainer.tasks.buffer import ProblemBuffer
 
 MANIFEST = Path(__file__).with_name("tiny.yaml")
 ALL_TYPES = ("tasks.types=[code_i, code_o, code_f]", "tasks.problemsPerMatchup=6", "training.proposalsPerPrompt=2")
@@ -107,8 +109,10 @@ def test_metrics_have_one_line_a_step_with_every_number_in_its_range(real: Path)
         assert all(share is None or 0 <= share <= 1 for share in shares)
         assert line["valid_rate"] is not None
         assert -1 <= line["reward"]["teacher"] <= 1
-        assert line["entropy"] > 0
-        assert 1 <= line["response_tokens"] <= 48
+        for role in ("teacher", "student"):
+            if line["reward"][role] is not None:
+                assert line["entropy"][role] > 0
+                assert 1 <= line["response_tokens"][role] <= 48
         assert set(line["complexity"]) == {"ast_depth", "cyclomatic", "loc", "variables"}
         assert len(line["ratings"]) == 4
         for rating in line["ratings"].values():
@@ -168,6 +172,68 @@ def test_held_out_problems_are_tried_before_the_first_step_and_after_the_last(re
             assert all(0 <= rate <= 1 for rate in rates.values())
         assert held_out["stderr"] >= 0
     assert set(before["held_out"]["members"]) == {"s0"}
+
+
+def test_a_run_begins_with_problems_of_the_base_and_keeps_them_with_step_0(scripted: None, tmp_path: Path) -> None:
+    words = ("tasks.seedProblems=9", "training.keepCheckpoints=3")
+    straight = train(tmp_path / "straight", *words)
+    before, *lines = log(tmp_path / "straight", "metrics")
+    assert (before["step"], [line["step"] for line in lines]) == (0, [1, 2])
+    assert (before["seeding"]["wanted"], before["seeding"]["kept"]) == (9, 9)
+    assert 9 <= before["seeding"]["valid"] <= before["seeding"]["proposals"]
+    assert not any("seeding" in line for line in lines)
+    store = LocalStore(tmp_path / "straight", create=False)
+    buffers = [ProblemBuffer.from_bytes(read_checkpoint(store, read_manifest(store, at)).buffer) for at in (0, 2)]
+    assert [held(buffer) for buffer in buffers] == [9, 9]
+    assert len(buffers[0]) == 3 + 2 * 9 < len(buffers[1])
+    assert seeds_shown(straight) == 9
+    # A run that is stopped after its start goes on with the same, and one that is stopped before begins again.
+    train(tmp_path / "resumed", *words, stop=lambda session: True)
+    assert not (tmp_path / "resumed" / "LATEST").exists()
+    train(tmp_path / "resumed", *words, stop=lambda session: session.trainer.step == 1)
+    assert log(tmp_path / "resumed", "metrics")[0]["seeding"] == before["seeding"]
+    resumed = train(tmp_path / "resumed", *words)
+    assert (resumed.resumed, seeds_shown(resumed)) == (1, 9)
+    assert digest(tmp_path / "resumed") == digest(tmp_path / "straight")
+    for kind in ("problems", "matchups", "evolution"):
+        assert log(tmp_path / "resumed", kind) == log(tmp_path / "straight", kind)
+    # Without the setting there is nothing of it.
+    train(tmp_path / "without")
+    assert digest(tmp_path / "without") != digest(tmp_path / "straight")
+    assert [line["step"] for line in log(tmp_path / "without", "metrics")] == [1, 2]
+
+
+def seeds_shown(session: Session) -> float | None:
+    return session.monitor.registry.get_sample_value("populora_seed_problems")
+
+
+def test_a_stop_and_a_base_that_is_given_up_are_said(
+    scripted: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notices: list[str] = []
+    train(tmp_path / "stopped", "tasks.seedProblems=9", stop=lambda session: True, notices=notices)
+    monkeypatch.setattr(ScriptedEngine, "_proposal", lambda self, prompt, request, number: "no program")
+    train(tmp_path / "useless", "tasks.seedProblems=1", "training.steps=1", notices=notices)
+    assert notices == [
+        "Stopped while the base wrote seed problems, which it writes again when the run goes on",
+        "The base wrote 0 different valid seed problems in 32 proposals and is asked no further; the run begins with "
+        "these instead of tasks.seedProblems 1",
+    ]
+    assert digest(tmp_path / "useless")[0] == 1
+
+
+def test_weight_decay_is_the_manifests(scripted: None, tmp_path: Path) -> None:
+    plain = train(tmp_path / "plain", "training.steps=1")
+    decayed = train(tmp_path / "decayed", "training.steps=1", "training.weightDecay=0.5")
+    store = LocalStore(tmp_path / "plain")
+    start = read_checkpoint(store, read_manifest(store, 0))
+    for slot, adapter in enumerate(start.adapters):
+        with_decay, without = (one.trainer.population.factors(slot) for one in (decayed, plain))
+        for path, pair in adapter.factors.items():
+            # Decoupled: beside the same step, 1e-3 x 0.5 of what was there is gone. B is 0 at first.
+            torch.testing.assert_close(with_decay[path].A, without[path].A - 5e-4 * pair.A, rtol=1e-5, atol=1e-7)
+            torch.testing.assert_close(with_decay[path].B, without[path].B)
+            assert not torch.equal(with_decay[path].A, without[path].A)
 
 
 def test_a_checkpoints_adapters_load_in_peft_on_the_base(real: Path) -> None:

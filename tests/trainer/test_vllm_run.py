@@ -19,11 +19,13 @@ from populora_trainer.population.peft_format import adapter_from_files
 from populora_trainer.randomness import draw
 from populora_trainer.rollout import vllm_engine
 from populora_trainer.rollout.engine import RolloutRequest
+from populora_trainer.seeding import held
 from populora_trainer.session import Events, Session, open_session
-from populora_trainer.storage.checkpoint import newest_manifest
+from populora_trainer.storage.checkpoint import newest_manifest, read_checkpoint, read_manifest
 from populora_trainer.storage.local import LocalStore
 from populora_trainer.storage.logs import read_log
 from populora_trainer.storage.publication import Publication, read_publication
+from populora_trainer.tasks.buffer import ProblemBuffer
 
 MANIFEST = Path(__file__).with_name("tiny.yaml")
 
@@ -158,6 +160,21 @@ def test_a_run_publishes_its_weights_each_step_and_samples_from_no_others(tmp_pa
     serving = session.monitor.status()["serving"]
     assert (serving["publishedStep"], serving["synced"], serving["replicas"]) == (2, 1, 1)
     assert not serving["waiting"]
+
+
+def test_the_base_writes_the_first_problems_through_vllm(tmp_path: Path, lenient: None) -> None:
+    folder = tmp_path / "run"
+    vllm, _, _ = train(folder, "tasks.seedProblems=8", "training.steps=1")
+    assert [one.step for one in vllm.published] == [0]
+    # The first adapter is the base before the first step; a trained or another one is never asked for a seed problem.
+    founder = vllm.published[0].names["t0"]
+    store = LocalStore(folder, create=False)
+    before, _ = read_log(store, "metrics")
+    rounds = before["seeding"]["proposals"] // 4
+    assert before["seeding"]["kept"] == 8
+    assert [adapter for _, adapter in vllm.asked[:rounds]] == [founder] * rounds
+    buffer = ProblemBuffer.from_bytes(read_checkpoint(store, read_manifest(store, 0)).buffer)
+    assert held(buffer) == 8
 
 
 def test_weights_that_have_not_changed_are_not_published_again(tmp_path: Path, lenient: None) -> None:

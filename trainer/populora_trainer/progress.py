@@ -168,7 +168,12 @@ class _View:
 
     def step(self, metrics: StepMetrics) -> None:
         """Print what a step brought."""
-        held_out = metrics.get("held_out")
+        held_out, seeding = metrics.get("held_out"), metrics.get("seeding")
+        if seeding is not None:
+            self.say(
+                f"        seed problems by the base: {seeding['kept']} of {seeding['wanted']} wanted, "
+                f"from {seeding['proposals']} proposals"
+            )
         if metrics["step"]:
             if self._done % 20 == 0:
                 self._console.print("  step  solve   valid  teacher student  lines  tok/s  seconds", style="bold")

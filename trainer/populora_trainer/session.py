@@ -45,6 +45,7 @@ from populora_trainer.rollout.transformers_engine import TransformersEngine
 from populora_trainer.rollout.vllm_engine import VllmEngine
 from populora_trainer.sandbox import SandboxPool
 from populora_trainer.sandbox.remote import RemoteVerifier
+from populora_trainer.seeding import Seeding, held, seed_problems
 from populora_trainer.selfplay import Tools
 from populora_trainer.storage.base_record import BaseRecord, read_base, settle_base
 from populora_trainer.storage.checkpoint import Adapter, CheckpointState, Manifest, newest_manifest
@@ -112,6 +113,8 @@ class Session:
         self._stored = manifest.adapters
         last = cast(StepMetrics | None, last_record(self.run.store, "metrics"))
         self.monitor.restore(last, member_status(self.trainer.members, self._stored))
+        if self.spec.tasks.seed_problems:
+            self.monitor.seeded(held(self.trainer.buffer))
 
     async def train(self) -> bool:
         """Train up to `training.steps` and return whether that was reached; else `events.stop` asked for the end.
@@ -134,8 +137,8 @@ class Session:
 
     async def _take_steps(self) -> None:
         training = self.spec.training
-        if self.resumed is None:
-            await self._begin()
+        if self.resumed is None and not await self._begin():
+            return
         while self.trainer.step < training.steps and not self.events.stop():
             observed = await self.trainer.train_step()
             step = observed.step
@@ -155,6 +158,8 @@ class Session:
                 self.commit()
             stored = self._stored if self._committed == step else None
             self.monitor.record(metrics, member_status(self.trainer.members, stored))
+            if self.spec.tasks.seed_problems:
+                self.monitor.seeded(held(self.trainer.buffer))
             self.events.on_step(metrics)
 
     def _check_mismatch(self, observed: Observations) -> None:
@@ -170,10 +175,15 @@ class Session:
         manifest = self.run.commit(self.trainer.step, self.trainer.state(), keep=self.spec.training.keep_checkpoints)
         self._committed, self._stored = manifest.step, manifest.adapters
 
-    async def _begin(self) -> None:
-        """Record the population before its first step: step 0."""
+    async def _begin(self) -> bool:
+        """Record the population before its first step: step 0. Returns False where a stop was asked for before."""
+        seeding = None
+        if self.spec.tasks.seed_problems:
+            seeding = await self._seed()
+            if seeding is None:
+                return False
         held_out = await self._evaluate(0) if self.problems else None
-        if held_out is not None:
+        if held_out is not None or seeding is not None:
             metrics = assemble(
                 0,
                 seconds={},
@@ -182,11 +192,38 @@ class Session:
                 ratings={member.name: (member.mu, member.sigma) for member in self.trainer.members},
                 advantage={},
                 coverage=self.trainer.archive.coverage,
+                seeding=None if seeding is None else seeding.record(),
                 held_out=held_out,
             )
             self.run.log("metrics", metrics)
             self.events.on_step(metrics)
         self.commit()
+        return True
+
+    async def _seed(self) -> Seeding | None:
+        """Let the base write the first references; None where a stop was asked for before all were there.
+
+        The checkpoint of step 0 is the first that holds them: a run that ends before it begins with them again.
+        """
+
+        def tell(seeding: Seeding) -> None:
+            self.events.on_phase(f"seed problems, {seeding.kept} of {seeding.wanted}")
+            self.monitor.seeded(seeding.kept)
+
+        await self.trainer.tools.engine.follow(0, self.trainer.members)
+        seeding = await seed_problems(
+            self.spec, self.trainer.buffer, self.trainer.tools, on_round=tell, stop=self.events.stop
+        )
+        if seeding is None:
+            self.events.on_notice(
+                "Stopped while the base wrote seed problems, which it writes again when the run goes on"
+            )
+        elif seeding.kept < seeding.wanted:
+            self.events.on_notice(
+                f"The base wrote {seeding.kept} different valid seed problems in {seeding.proposals} proposals and is "
+                f"asked no further; the run begins with these instead of tasks.seedProblems {seeding.wanted}"
+            )
+        return seeding
 
     def _evaluation_due(self, step: int) -> bool:
         every = self.spec.evaluation.held_out.every_steps
@@ -447,6 +484,7 @@ def _learner_settings(manifest: PopulationRun, members: Sequence[Member]) -> Lea
     return LearnerSettings(
         learning_rate=[teacher if member.role == "teacher" else training.learning_rate for member in members],
         warmup_steps=training.warmup_steps,
+        weight_decay=training.weight_decay,
         temperature=training.temperature,
         whitening=training.whitening,
         clip_ratio=training.clip_ratio,

@@ -33,14 +33,17 @@ _CARD: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Steps", ("training", "steps")),
     ("Learning rate", ("training", "learningRate")),
     ("Teachers' learning rate", ("training", "teacherLearningRate")),
+    ("Weight decay", ("training", "weightDecay")),
     ("Frozen teachers", ("training", "freezeTeachers")),
     ("Problems per match-up", ("tasks", "problemsPerMatchup")),
     ("Rollouts per problem", ("training", "rolloutsPerProblem")),
     ("Whitening", ("training", "whitening")),
     ("Rewards", ("rewards", "preset")),
     ("Novelty penalty", ("tasks", "noveltyPenalty")),
+    ("Seed problems", ("tasks", "seedProblems")),
     ("Evolution every", ("evolution", "everySteps")),
 )
+_OFF_AT_0 = ("Weight decay", "Novelty penalty", "Seed problems")
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +204,7 @@ def _card(manifest: object) -> tuple[tuple[str, str], ...]:
     entries = []
     for label, path in _CARD:
         value = _at(manifest, "spec", *path)
-        if value is None or value is False or (label == "Novelty penalty" and not value):
+        if value is None or value is False or (label in _OFF_AT_0 and not value):
             continue
         if label == "Evolution every":
             value = f"{value} steps"
