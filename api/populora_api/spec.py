@@ -489,7 +489,7 @@ class Spec(Model):
 
     mode: Mode = Field(
         default="Population",
-        description="Population trains teachers and students; SingleAgent is the Absolute Zero baseline, one adapter "
+        description="Population trains teachers and students; SingleAgent is the paper's baseline, one adapter "
         "that proposes and solves, with population.teachers and population.students 1 and no evolution.",
     )
     base_model: BaseModelSource = Field(description="The frozen model that every adapter sits on.")

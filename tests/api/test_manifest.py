@@ -289,6 +289,17 @@ def test_paper_manifests_differ_from_each_other_in_nothing_but_the_population():
     assert {change.field for change in changes(paper, one)} == {*expected, "spec.evolution.everySteps"}
 
 
+def test_the_papers_single_agent_differs_from_its_population_in_nothing_but_being_alone():
+    population, single = (load_manifest(path) for path in MANIFESTS if path.stem in ("paper-4x4", "paper-single-agent"))
+    assert {change.field for change in changes(population, single)} == {
+        *("spec.mode", "spec.population.teachers", "spec.population.students", "spec.storage.uri"),
+        # An adapter of the population has one role, so that Member and Role are the same for it.
+        "spec.training.whitening",
+        "spec.evolution.everySteps",
+    }
+    assert population.spec.rewards == single.spec.rewards
+
+
 def test_reading_a_manifest_imports_no_heavy_library(write, manifest):
     import subprocess
 
