@@ -64,7 +64,7 @@ docs: setup ## write the reference pages and the chart's generated files
 bench: setup ## speed of each part beside its peer, as ratios
 	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
-reproduce: setup ## does it learn? population, baseline and controls over 3 seeds (half an hour on idle cores); writes docs/results.md
+reproduce: setup ## does it learn? population, single agents and a control over 3 seeds (about an hour on two idle cores; goes on where it stopped); writes docs/results.md
 	$(BIN)/python benchmarks/learning/reproduce.py
 
 nano: setup ## train the embedded base models again, from the seed (under an hour)

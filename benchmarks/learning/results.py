@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+from conditions import CONDITIONS, POPULATION
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
@@ -47,11 +48,16 @@ class Outcome:
         return self.held_out[-1][1][kind]["overall"] - self.held_out[0][1][kind]["overall"]
 
     def complexity_change(self, measure: str) -> float:
-        """Change of a complexity measure from the first to the last tenth of the steps."""
+        """Change of a complexity measure of what teachers wrote, from the first to the last tenth of the steps."""
         first, last = tenths(self.steps)
         return mean(record["complexity"][measure] for record in last) - mean(
             record["complexity"][measure] for record in first
         )
+
+    @property
+    def minutes(self) -> float:
+        """Wall time of its steps, on one thread."""
+        return math.fsum(record["seconds"]["total"] for record in self.steps) / 60
 
     @property
     def best_student(self) -> float:
@@ -92,8 +98,8 @@ def signed(value: float) -> str:
     return f"{value:+.3f}"
 
 
-def write_results(outcomes: Sequence[Outcome], folder: Path, minutes: float) -> Path:
-    """Write results.md and results.svg and return the first one's path."""
+def write_results(outcomes: Sequence[Outcome], folder: Path, missing: Sequence[str] = ()) -> Path:
+    """Write results.md and results.svg of complete runs, naming those that are `missing`; returns the first's path."""
     folder.mkdir(parents=True, exist_ok=True)
     by_condition: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
@@ -103,15 +109,19 @@ def write_results(outcomes: Sequence[Outcome], folder: Path, minutes: float) -> 
         [
             "# Does it learn?",
             "",
-            f"Written by `make reproduce` (benchmarks/learning) in {minutes:.0f} minutes, runs that were there already "
-            f"not counted: {len(outcomes)} runs of {outcomes[0].steps[-1]['step']} steps, "
-            f"{len(next(iter(by_condition.values())))} seeds a condition, on `builtin://nano-raw`: the embedded base "
-            "tuned on careless answers, a designed handicap that leaves reinforcement learning more to elicit.",
+            f"Written by `make reproduce` (benchmarks/learning): {len(outcomes)} runs of "
+            f"{outcomes[0].steps[-1]['step']} steps, {len({one.seed for one in outcomes})} seeds a condition, whose "
+            f"steps took {math.fsum(one.minutes for one in outcomes):.0f} minutes in all, on a thread each; on "
+            "`builtin://nano-raw`: the embedded base tuned on careless answers, a designed handicap that leaves "
+            "reinforcement learning more to elicit.",
             "",
+            *(["**Not complete.** Missing are:", "", *(f"- {line}" for line in missing), ""] if missing else []),
             "Every teacher makes as many proposals a step as the single agent, every student as many rollouts, and "
             "each adapter takes one update. The population as a whole makes four times as many of both, so its archive "
             "would fill faster even if its teachers were no better. ± is half of Student's 95 % interval over "
-            "seeds.",
+            "seeds. Complexity is that of the programs that teachers wrote; those of code_f are drawn from the buffer.",
+            "",
+            *arms(),
             "",
             "![Held-out solve rate, difficulty, complexity and coverage over the steps](results.svg)",
             "",
@@ -133,6 +143,20 @@ def write_results(outcomes: Sequence[Outcome], folder: Path, minutes: float) -> 
     path = folder / "results.md"
     path.write_text(text, encoding="utf-8")
     return path
+
+
+def arms() -> list[str]:
+    """Return what differs between the conditions; nothing else does."""
+    rows = [
+        f"All conditions but Absolute Zero's recipe share one reward scheme. This is all in which they differ from "
+        f"{POPULATION.title}:",
+        "",
+        "| condition | field | why |",
+        "|---|---|---|",
+    ]
+    for condition in CONDITIONS:
+        rows += [f"| {condition.title} | `{field}` | {reason} |" for field, reason in condition.differs.items()]
+    return rows
 
 
 def table(by_condition: dict[str, list[Outcome]]) -> list[str]:
@@ -175,20 +199,24 @@ def must_hold(outcomes: Sequence[Outcome]) -> list[str]:
 
 def claims(by_condition: dict[str, list[Outcome]]) -> list[str]:
     """Return the paper's claims, each with what the seeds say about it at this scale."""
-    population, single, frozen = (by_condition[name] for name in ("population", "single", "frozen"))
+    population, single, frozen = (by_condition.get(name, []) for name in ("population", "single", "frozen"))
     rows = ["| claim | at this scale |", "|---|---|"]
 
     def row(claim: str, values: Sequence[float]) -> None:
-        rows.append(f"| {claim} | {verdict(values)} |")
+        rows.append(f"| {claim} | {verdict(values) if values else 'no runs'} |")
 
-    for name in ("single", "single-role"):
-        runs = by_condition[name]
+    for name in ("single", "single-pooled", "absolute-zero"):
+        runs = by_condition.get(name, [])
+        if not runs:
+            continue
         row(
             f"{runs[0].title}: drifts to easier problems (frozen base's solve rate rises)",
             [one.reference_last - one.reference_first for one in runs],
         )
     for name in ("population", "frozen"):
-        runs = by_condition[name]
+        runs = by_condition.get(name, [])
+        if not runs:
+            continue
         row(
             f"{runs[0].title}: problems get harder (frozen base's solve rate falls)",
             [one.reference_first - one.reference_last for one in runs],
@@ -215,9 +243,9 @@ def claims(by_condition: dict[str, list[Outcome]]) -> list[str]:
 
 
 def _differences(left: Sequence[Outcome], right: Sequence[Outcome], value: Callable[[Outcome], float]) -> list[float]:
-    """Return left minus right, paired by seed."""
+    """Return left minus right, paired by the seeds that both have."""
     other = {one.seed: value(one) for one in right}
-    return [value(one) - other[one.seed] for one in left]
+    return [value(one) - other[one.seed] for one in left if one.seed in other]
 
 
 def plot(by_condition: dict[str, list[Outcome]], path: Path) -> None:
@@ -228,15 +256,19 @@ def plot(by_condition: dict[str, list[Outcome]], path: Path) -> None:
         ("Held-out solve rate, T = 1", lambda one: [(s, r["solve_rate"]["overall"]) for s, r in one.held_out]),
         ("Held-out solve rate, greedy", lambda one: [(s, r["greedy"]["overall"]) for s, r in one.held_out]),
         ("Solve rate in training", lambda one: [(r["step"], r["solve_rate"]["overall"]) for r in one.steps]),
-        ("Lines of code", lambda one: [(r["step"], r["complexity"]["loc"]) for r in one.steps]),
+        ("Lines of what teachers write", lambda one: [(r["step"], r["complexity"]["loc"]) for r in one.steps]),
         ("Archive coverage", lambda one: [(r["step"], r["coverage"]) for r in one.steps]),
         ("Teacher's reward", lambda one: [(r["step"], r["reward"]["teacher"]) for r in one.steps]),
     ]
     for axis, (title, series) in zip(axes.flat, panels, strict=True):
         for runs in by_condition.values():
-            curves = [series(one) for one in runs]
-            steps = [step for step, _ in curves[0]]
-            values = [[curve[i][1] for curve in curves if curve[i][1] is not None] for i in range(len(steps))]
+            curves = [dict(series(one)) for one in runs]
+            band = {
+                step: row
+                for step in curves[0]
+                if (row := [curve[step] for curve in curves if curve.get(step) is not None])
+            }
+            steps, values = list(band), list(band.values())
             (line,) = axis.plot(steps, [statistics.fmean(row) for row in values], label=runs[0].title, linewidth=1.4)
             axis.fill_between(
                 steps, [min(row) for row in values], [max(row) for row in values], color=line.get_color(), alpha=0.15
@@ -244,6 +276,6 @@ def plot(by_condition: dict[str, list[Outcome]], path: Path) -> None:
         axis.set_title(title, loc="left")
         axis.set_xlabel("step")
         axis.spines[["top", "right"]].set_visible(False)
-    figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)
