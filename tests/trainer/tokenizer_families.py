@@ -22,7 +22,10 @@ LLAMA_3 = (
     "{%- for m in messages %}{{ '<|start_header_id|>' + m.role + '<|end_header_id|>\\n\\n' + m.content | trim + "
     "'<|eot_id|>' }}{%- endfor %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}"
 )
-MISTRAL = "{{ bos_token }}{% for m in messages %}{{ '[INST] ' + m.content + ' [/INST]' }}{% endfor %}"
+MISTRAL = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}{{ '[INST] ' + m.content + ' [/INST]' }}"
+    "{% else %}{{ ' ' + m.content + eos_token }}{% endif %}{% endfor %}"
+)
 GEMMA = (
     "{{ bos_token }}{% for m in messages %}{{ '<start_of_turn>' + m.role + '\\n' + m.content | trim + "
     "'<end_of_turn>\\n' }}{% endfor %}{{ '<start_of_turn>model\\n' }}"

@@ -60,7 +60,7 @@ from populora_trainer.storage.logs import last_record
 from populora_trainer.storage.publication import Publication, publish
 from populora_trainer.storage.run import EARLIER_MANIFESTS, Run, open_store
 from populora_trainer.tasks.problem import Problem as TaskProblem
-from populora_trainer.tasks.templates import template_for
+from populora_trainer.tasks.templates import Template, template_for
 
 SHOWN_CHANGES = 8
 
@@ -310,10 +310,11 @@ def open_session(
             stored = {member.name: Adapter(population.factors(slot), adapter) for slot, member in enumerate(members)}
             return publish(run.store, step, stored)
 
+        template = template_for(base.tokenizer, base.uri)
         tools = Tools(
-            engine=_engine(spec, services, base, population, publish_adapters, events, monitor, group),
+            engine=_engine(spec, services, base, template, population, publish_adapters, events, monitor, group),
             verifier=verifier,
-            template=template_for(base.tokenizer, base.uri),
+            template=template,
             tokenizer=base.tokenizer,
             held_out=held_out_programs(base.uri),
         )
@@ -337,6 +338,7 @@ def _engine(
     spec: Spec,
     services: Services,
     base: Base,
+    template: Template,
     population: LoraPopulation,
     publish_adapters: Callable[[int, Sequence[Member]], Publication],
     events: Events,
@@ -344,13 +346,13 @@ def _engine(
     group: "Group | None",
 ) -> RolloutEngine:
     if spec.inference.engine == "Transformers":
-        engine = _engine_here(spec, base, population)
+        engine = _engine_here(spec, base, template, population)
         return engine if group is None else _spread_engine(engine, spec, base, group)
     assert services.serving is not None, "a run without an address of vLLM was not refused"
     return VllmEngine(
         ServingAddress.parse(services.serving, services.sidecar_port),
         publish_adapters,
-        end_ids=base.end_ids,
+        end_ids=_end_ids(base, template),
         max_prompt_tokens=spec.training.max_prompt_tokens,
         positions=getattr(base.model.config, "max_position_embeddings", None),
         vocabulary=getattr(base.model.config, "vocab_size", None),
@@ -360,9 +362,17 @@ def _engine(
     )
 
 
-def _engine_here(spec: Spec, base: Base, population: LoraPopulation) -> RolloutEngine:
+def _end_ids(base: Base, template: Template) -> list[int]:
+    """Return the tokens at which a completion ends: those that the base names, and what ends a turn of its template."""
+    return sorted({*base.end_ids, *template.end_ids})
+
+
+def _engine_here(spec: Spec, base: Base, template: Template, population: LoraPopulation) -> RolloutEngine:
     return TransformersEngine(
-        population, end_ids=base.end_ids, pad_id=base.pad_id, max_prompt_tokens=spec.training.max_prompt_tokens
+        population,
+        end_ids=_end_ids(base, template),
+        pad_id=base.pad_id,
+        max_prompt_tokens=spec.training.max_prompt_tokens,
     )
 
 
@@ -410,7 +420,9 @@ async def assist_session(manifest: PopulationRun, group: "Group", services: Serv
     members = _members(manifest)
     population = _population(spec, len(members), base)
     learner = _spread_learner(population, _learner_settings(manifest, members), base, group)
-    engine = _spread_engine(_engine_here(spec, base, population), spec, base, group)
+    engine = _spread_engine(
+        _engine_here(spec, base, template_for(base.tokenizer, base.uri), population), spec, base, group
+    )
     group.gather(Likeness(environment_of(device, world), base.digest))
     return await assist(group, learner, engine)
 

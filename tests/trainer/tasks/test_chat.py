@@ -329,3 +329,24 @@ def test_a_chat_template_that_cannot_put_a_problem_is_refused(chat_template, com
         template_for(tokenizer, "hf://Some/Model")
     assert "baseModel.uri: the chat template of hf://Some/Model" in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("family", "ends"),
+    [
+        ("qwen", ["<|im_end|>"]),
+        ("llama_3", ["<|eot_id|>"]),
+        ("mistral", ["</s>"]),
+        ("gemma", ["<pad>", "<end_of_turn>"]),
+        ("base_model", []),
+        ("letters", []),
+    ],
+)
+def test_an_answer_ends_with_the_turn_as_the_template_ends_it(tokenizers, family, ends):
+    tokenizer = tokenizers[family]
+    template = template_for(tokenizer, "hf://Some/Model")
+    assert tokenizer.convert_ids_to_tokens(list(template.end_ids)) == ends
+    for end in template.end_ids:
+        answer = tokenizer.encode("```output\n7\n```", add_special_tokens=False)
+        assert "7" in template.decode(tokenizer, [*answer, end, *tokenizer.encode("junk")])
+        assert "junk" not in template.decode(tokenizer, [*answer, end, *tokenizer.encode("junk")])

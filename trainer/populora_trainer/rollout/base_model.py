@@ -41,10 +41,11 @@ class Base:
 
     @property
     def end_ids(self) -> tuple[int, ...]:
-        """Tokens that end a completion: the generation configuration's and the tokenizer's."""
-        configured = getattr(self.model, "generation_config", None)
-        ends = configured.eos_token_id if configured is not None else None
-        found = set(ends if isinstance(ends, Sequence) else () if ends is None else (ends,))
+        """Tokens that end a completion: the generation configuration's, the model configuration's, the tokenizer's."""
+        found: set[int] = set()
+        for configuration in (getattr(self.model, "generation_config", None), self.model.config):
+            ends = getattr(configuration, "eos_token_id", None)
+            found.update(ends if isinstance(ends, Sequence) else () if ends is None else (ends,))
         if isinstance(self.tokenizer.eos_token_id, int):
             found.add(self.tokenizer.eos_token_id)
         return tuple(sorted(found))

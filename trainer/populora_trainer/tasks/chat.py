@@ -13,6 +13,7 @@ Unlike Absolute Zero (`reject_multiple_functions`), a program may hold any numbe
 
 import re
 from collections.abc import Sequence
+from itertools import takewhile
 
 from populora_trainer.tasks.compact import MAX_FUNCTION_INPUTS, MIN_FUNCTION_INPUTS
 from populora_trainer.tasks.parsing import Block, argument_list, defines_entry, fenced_blocks, input_list, literal_text
@@ -144,6 +145,11 @@ class ChatTemplate:
     def __init__(self, turns: Turns = PLAIN_DIALOGUE) -> None:
         self.turns = turns
 
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """What the chat template ends a turn with."""
+        return self.turns.end_ids
+
     def propose(self, task: TaskType, references: Sequence[Problem]) -> Prompt:
         """Ask for a new problem with the references as examples; code_f asks about the first reference's program.
 
@@ -214,10 +220,9 @@ class ChatTemplate:
         return self.turns.encode(tokenizer, messages)
 
     def decode(self, tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
-        """Text up to the end-of-sequence token, without special tokens."""
-        ids = list(token_ids)
-        if tokenizer.eos_token_id in ids:
-            ids = ids[: ids.index(tokenizer.eos_token_id)]
+        """Text up to the first token that ends an answer, without special tokens."""
+        ends = {tokenizer.eos_token_id, *self.end_ids}
+        ids = list(takewhile(lambda token: token not in ends, token_ids))
         return tokenizer.decode(ids, skip_special_tokens=True)
 
 

@@ -67,6 +67,7 @@ class CompactTemplate:
     """Templates of the embedded base (`builtin://nano`); implements `templates.Template`."""
 
     name = "compact"
+    end_ids: tuple[int, ...] = ()  # `<eos>` alone, which the tokenizer names
 
     def propose(self, task: TaskType, references: Sequence[Problem]) -> Prompt:
         """Prompt with the first reference's program.

@@ -53,6 +53,18 @@ class Tokenizer(Protocol):
     def added_tokens_decoder(self) -> Mapping[int, Any]:
         """Every token outside of the learned vocabulary by its id, with `content` and `special`."""
 
+    @property
+    def added_tokens_encoder(self) -> Mapping[str, int]:
+        """The ids of the same tokens by their text."""
+
+    @property
+    def pad_token_id(self) -> int | None:
+        """Id of the token that fills up rows."""
+
+    @property
+    def unk_token_id(self) -> int | None:
+        """Id of the token for what the vocabulary lacks."""
+
     def get_chat_template(self) -> str:
         """The chat template by which messages become text."""
 
@@ -67,6 +79,10 @@ class Template(Protocol):
     """
 
     name: str
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """Tokens that end an answer, besides those that the base names."""
 
     def propose(self, task: TaskType, references: Sequence[Problem]) -> Prompt:
         """Ask a teacher for a new problem; for code_f, for inputs and a message about `references[0].program`."""

@@ -10,7 +10,7 @@ import ast
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -36,10 +36,12 @@ class Turns:
     Attributes:
         template: of Jinja, without a clock.
         opening: token ids before the text that the template writes.
+        end_ids: what the template ends the assistant's turn with, and the tokenizer's padding, which says no more.
     """
 
     template: str
     opening: tuple[int, ...] = ()
+    end_ids: tuple[int, ...] = ()
 
     def encode(self, tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
         """Token ids of the messages with the opening of the assistant's turn."""
@@ -51,9 +53,8 @@ class Turns:
 
     def _apply(self, tokenizer: Tokenizer, messages: Sequence[Message], **options: Any) -> Any:
         conversation = [{"role": message.role, "content": message.content} for message in messages]
-        return tokenizer.apply_chat_template(
-            conversation, chat_template=self.template, add_generation_prompt=True, **options
-        )
+        asked = {"chat_template": self.template, "add_generation_prompt": True, **options}
+        return tokenizer.apply_chat_template(conversation, **asked)
 
 
 PLAIN_DIALOGUE = Turns(_DIALOGUE)
@@ -73,7 +74,7 @@ def turns_of(tokenizer: Tokenizer, base_uri: str) -> Turns:
         turns = Turns(_settled(_chosen(tokenizer, base_uri), base_uri))
     tokenizer.chat_control_tokens = _control_tokens(tokenizer, turns.template)
     _try(turns, tokenizer, base_uri)
-    return turns
+    return replace(turns, end_ids=_end_ids(turns, tokenizer))
 
 
 def _chosen(tokenizer: Tokenizer, base_uri: str) -> str:
@@ -129,7 +130,7 @@ def _try(turns: Turns, tokenizer: Tokenizer, base_uri: str) -> None:
         raise _refusal(base_uri, f"does not show the user's words as they are: it makes {text[:200]!r} of {_PROBE!r}")
     plain = turns.encode(tokenizer, probe)
     control = set(tokenizer.chat_control_tokens or ())
-    numbers = {token.content: number for number, token in tokenizer.added_tokens_decoder.items()}
+    numbers = tokenizer.added_tokens_encoder
     spelled = f"{_PROBE}\n{' '.join(sorted(control))}"
     try:
         hostile = turns.encode(tokenizer, [Message("user", spelled)])
@@ -138,6 +139,26 @@ def _try(turns: Turns, tokenizer: Tokenizer, base_uri: str) -> None:
     for token in sorted(control):
         if hostile.count(numbers[token]) > plain.count(numbers[token]):
             raise _refusal(base_uri, f"can't be used: the tokenizer takes text that spells {token} for the token")
+
+
+def _end_ids(turns: Turns, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Return the tokens that end the assistant's turn: the first control token behind what it says, and padding.
+
+    Qwen's base models end a text with `<|endoftext|>`, which their generation configuration names, and a turn with
+    `<|im_end|>`, which only their template does.
+    """
+    control = {tokenizer.added_tokens_encoder[token] for token in tokenizer.chat_control_tokens or ()}
+    exchange = [Message("user", _PROBE), Message("assistant", _PROBE)]
+    try:
+        text = str(turns._apply(tokenizer, exchange, tokenize=False, add_generation_prompt=False))
+    except Exception:  # a template for single questions, whose own code may raise anything
+        text = ""
+    behind = tokenizer.encode(text.rpartition(_PROBE)[2], add_special_tokens=False) if _PROBE in text else []
+    found = [token for token in behind if token in control][:1]
+    padding = tokenizer.pad_token_id
+    if found and padding in control and padding != tokenizer.unk_token_id:
+        found.append(padding)
+    return tuple(sorted(set(found)))
 
 
 def _refusal(base_uri: str, reason: str) -> ChatTemplateError:
