@@ -35,9 +35,9 @@ _BODY = """
 ## Scores
 
 Measured on {programs} programs of the held-out set (`nano/heldout.jsonl`, 400 programs, three problems each), at T=1
-with {samples} answers a problem. Pretraining rejects these programs by a hash that ignores variable names. 320 programs
-follow the corpus distribution, 80 are longer. An answer is right when the sandboxed verifier says so; for code_f on the
-three of six inputs that were not shown.
+with {samples} answers a problem. Pretraining rejects these programs by a hash that ignores variable names, and so does
+self-play on this base. 320 programs follow the corpus distribution, 80 are longer. An answer is right when the
+sandboxed verifier says so; for code_f on the three of six inputs that were not shown.
 
 | solve rate | code_o | code_i | code_f |
 |---|---|---|---|
