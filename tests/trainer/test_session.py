@@ -463,6 +463,15 @@ def test_prompts_and_responses_for_which_the_base_has_no_positions_are_refused_b
     assert problem.message == "500 and maxResponseTokens 13 are not allowed: builtin://nano has 512 positions"
 
 
+def test_a_limit_that_a_held_out_problem_cannot_keep_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError) as caught:
+        train(tmp_path, "training.maxPromptTokens=16", "evaluation.heldOut.problems=3")
+    (problem,) = caught.value.problems
+    assert problem.field == "spec.training.maxPromptTokens"
+    assert problem.message.startswith("16 is not allowed: the longest held-out code_")
+    assert problem.message.endswith("tokens of builtin://nano")
+
+
 def test_a_folder_that_holds_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "steps").mkdir()
     (tmp_path / "steps" / "000003.json").write_text("{}")

@@ -19,6 +19,7 @@ from populora_trainer.population.members import Member
 from populora_trainer.randomness import choices, draw
 from populora_trainer.rollout.engine import Completion, RolloutEngine, RolloutRequest
 from populora_trainer.sandbox import Case, Judgement, Verifier
+from populora_trainer.tasks.budget import proposal_prompt
 from populora_trainer.tasks.buffer import ProblemBuffer
 from populora_trainer.tasks.cases import answer_case, proposal_case
 from populora_trainer.tasks.held_out import NOTHING_HELD_OUT, HeldOutPrograms
@@ -113,7 +114,8 @@ async def propose(
     """Let every matchup's teacher write `tasks.problemsPerMatchup` problems and have them validated.
 
     The proposals of a matchup are split equally over the task types; each prompt carries references of its own from
-    the buffer and is sampled `training.proposalsPerPrompt` times. `accepted` is told of valid problems wave by wave.
+    the buffer, as many as fit into it, and is sampled `training.proposalsPerPrompt` times. `accepted` is told of valid
+    problems wave by wave.
     """
     per_prompt = spec.training.proposals_per_prompt
     prompts_per_task = spec.tasks.problems_per_matchup // (len(spec.tasks.types) * per_prompt)
@@ -124,9 +126,11 @@ async def propose(
         for task in spec.tasks.types:
             for number in range(prompts_per_task):
                 name = (spec.population.seed, step, teacher, student, task, number)
-                references = buffer.references(task, spec.tasks.references_per_proposal, choices(*name, "references"))
+                drawn = buffer.references(task, spec.tasks.references_per_proposal, choices(*name, "references"))
+                references, prompt_ids = proposal_prompt(
+                    tools.template, tools.tokenizer, task, drawn, spec.training.max_prompt_tokens
+                )
                 asked.append((matchup, task, references))
-                prompt_ids = tools.template.encode(tools.tokenizer, tools.template.propose(task, references))
                 requests.append(_request(spec, matchup.teacher, prompt_ids, per_prompt, draw(*name, "propose")))
 
     judged: dict[int, list[Proposal]] = {}

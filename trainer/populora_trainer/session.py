@@ -59,6 +59,7 @@ from populora_trainer.storage.environment import (
 from populora_trainer.storage.logs import last_record
 from populora_trainer.storage.publication import Publication, publish
 from populora_trainer.storage.run import EARLIER_MANIFESTS, Run, open_store
+from populora_trainer.tasks.budget import shortest_limit
 from populora_trainer.tasks.problem import Problem as TaskProblem
 from populora_trainer.tasks.templates import Template, template_for
 
@@ -311,6 +312,7 @@ def open_session(
             return publish(run.store, step, stored)
 
         template = template_for(base.tokenizer, base.uri)
+        refuse(_prompt_refusals(spec, base, template))
         tools = Tools(
             engine=_engine(spec, services, base, template, population, publish_adapters, events, monitor, group),
             verifier=verifier,
@@ -516,6 +518,17 @@ def _position_refusals(spec: Spec, base: Base) -> list[Problem]:
     text = (
         f"{longest} and maxResponseTokens {response} are not allowed: {spec.base_model.uri} has {positions} positions"
     )
+    return [Problem("", "spec.training.maxPromptTokens", text)]
+
+
+def _prompt_refusals(spec: Spec, base: Base, template: Template) -> list[Problem]:
+    """Refuse a limit that some prompt of the run cannot keep, whatever is left out of it."""
+    fixed = held_out_problems(spec.evaluation.held_out.problems)
+    needed, what = shortest_limit(template, base.tokenizer, spec.tasks.types, fixed)
+    limit = spec.training.max_prompt_tokens
+    if needed <= limit:
+        return []
+    text = f"{limit} is not allowed: {what} has {needed} tokens of {spec.base_model.uri}"
     return [Problem("", "spec.training.maxPromptTokens", text)]
 
 

@@ -16,9 +16,11 @@ DEFAULT_CAPACITY = 4096
 _FORMAT = 1
 _SEED_PROGRAM = "def f(a):\n    return a"
 _SEED_AUTHOR = "seed"
+IDENTITY = Problem("code_o", _SEED_PROGRAM, ("'Hello world'",), ("'Hello world'",))
+"""The shortest reference there is."""
 _SEEDS: tuple[Problem, ...] = (
     Problem("code_i", _SEED_PROGRAM, ("'Hello world'",), ("'Hello world'",)),
-    Problem("code_o", _SEED_PROGRAM, ("'Hello world'",), ("'Hello world'",)),
+    IDENTITY,
     Problem(
         "code_f",
         _SEED_PROGRAM,
