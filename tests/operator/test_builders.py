@@ -92,6 +92,13 @@ def test_long_running_pods_are_probed() -> None:
             assert "readinessProbe" in container, container["name"]
 
 
+def test_a_sandbox_has_ended_before_its_pods_grace_is_over():
+    template = sandbox_deployment(context())["spec"]["template"]["spec"]
+    (drain,) = [one for one in template["containers"][0]["args"] if one.startswith("--drain=")]
+    # One second for the rest to be told, two for their connections to close, and one for the workers' end.
+    assert float(drain.removeprefix("--drain=")) + 4 < template["terminationGracePeriodSeconds"]
+
+
 def test_the_config_is_the_resolved_manifest_and_never_asks_for_a_pause() -> None:
     made = context(suspend=True)
     text = config_map(made)["data"]["run.yaml"]

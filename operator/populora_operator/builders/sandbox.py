@@ -6,6 +6,7 @@ from populora_operator.builders.podspec import container, http_probe, pod, resou
 from populora_operator.cluster.kinds import DEPLOYMENT, SERVICE
 
 GRACE_SECONDS = 30
+_AFTER_DRAIN_SECONDS = 5  # for the last answers and the workers' end
 _CONCURRENT_EXECUTIONS = 4
 _SERVER_MIB = 512
 
@@ -24,7 +25,7 @@ def sandbox_deployment(context: Context, *, replicas: int | None = None) -> Mani
             f"--timeout={choice.timeout_seconds:g}",
             f"--memory={choice.memory_mib}",
             f"--workers={_CONCURRENT_EXECUTIONS // 2}",
-            f"--drain={GRACE_SECONDS - 5}",
+            f"--drain={GRACE_SECONDS - _AFTER_DRAIN_SECONDS}",
         ],
         ports={"http": names.SANDBOX_PORT},
         resources=resources(choice, cpu="1", memory=memory),

@@ -297,6 +297,29 @@ def test_the_command_prints_one_line_a_case_in_order() -> None:
     ]
 
 
+def test_a_reader_that_has_enough_ends_the_command_quietly(tmp_path: Path) -> None:
+    file = tmp_path / "cases.jsonl"
+    line = json.dumps({"id": "a", "task": "code_o", "program": "def f(x): return x", "input": "3"})
+    file.write_text(f"{line}\n" * 400)
+    populora = str(Path(sys.executable).with_name("populora"))
+    with subprocess.Popen(
+        [populora, "sandbox", "check", str(file), "--workers", "1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert json.loads(process.stdout.readline())["verdict"] == "valid"
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(60) == 1
+
+
+def test_the_command_takes_known_outputs_as_the_service_does() -> None:
+    case = {"id": "a", "task": "code_o", "program": "not run", "input": "3", "answer": "4", "outputs": ["4"]}
+    assert json.loads(invoke(json.dumps(case)).output)["verdict"] == "correct"
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -307,7 +330,7 @@ def test_the_command_prints_one_line_a_case_in_order() -> None:
         ('{"id": 1, "task": "code_o", "program": "", "input": ""}', "id must be a string, this is 1"),
         ('{"id": "1", "task": "code_o", "program": ""}', "either input"),
         ('{"id": "1", "task": "code_o", "program": "", "inputs": [1]}', "inputs must be a list of strings"),
-        ('{"id": "1", "task": "code_o", "program": "", "answr": ""}', "unknown field 'answr'"),
+        ('{"id": "1", "task": "code_o", "program": "", "answr": ""}', 'unknown field "answr"'),
     ],
 )
 def test_a_line_that_is_no_case_is_named_after_the_results_before_it(line: str, message: str) -> None:

@@ -1,12 +1,14 @@
 """`populora sandbox`: the verifier by itself."""
 
 import asyncio
-import contextlib
+import concurrent.futures
 import json
+import signal
+import sys
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TextIO, get_args
+from typing import TextIO
 
 import click
 
@@ -15,10 +17,9 @@ from populora_trainer.errors import PopuloraError
 from populora_trainer.parameters import Seconds
 from populora_trainer.sandbox import Case, Judgement, SandboxPool
 from populora_trainer.sandbox.kernel import REQUIRED_LAYERS
-from populora_trainer.sandbox.verdicts import TaskType
+from populora_trainer.sandbox.wire import WireError, case_from_json
 
 _IN_FLIGHT_PER_WORKER = 16
-_FIELDS = ("id", "task", "program", "input", "inputs", "answer")
 
 
 class CaseError(PopuloraError):
@@ -49,13 +50,14 @@ def check(file: TextIO, timeout: float, memory: int, workers: int | None, allow_
     """Judge the cases of FILE (- for standard input), one JSON object a line, and print one JSON line a case.
 
     \b
-    in:  {"id", "task": "code_i|code_o|code_f", "program", "input" or "inputs", "answer"?}
+    in:  {"id", "task": "code_i|code_o|code_f", "program", "input" or "inputs", "answer"?, "outputs"?}
     out: {"id", "verdict", "class", "output"? or "outputs"?, "detail"}
 
     Without an answer the case is a problem to validate: class is valid or invalid. With one it is correct, wrong or
     malformed (or invalid, if the problem itself is at fault). The answer of code_o is the output, of code_i an
     argument list, of code_f a program that is judged on all inputs of its case (a run gives those that the student did
-    not see). Results come in order, each as soon as it and all before it are known.
+    not see). Outputs, one for each input, are taken for the program's, which is not run for them. Results come in
+    order, each as soon as it and all before it are known.
     """
     with SandboxPool(workers=workers, timeout_seconds=timeout, memory_mib=memory, allow_missing=allow_missing) as pool:
         asyncio.run(_check(pool, _cases(file, file.name)))
@@ -89,6 +91,8 @@ def serve(
     """
     from populora_trainer.sandbox.service import SandboxService, ServiceLimits
 
+    # The first process of a container is not ended by a signal that it does not handle.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     host, port = parse_listen(listen)
     limits = ServiceLimits(queued_cases=queue, drain_seconds=drain)
     with SandboxPool(workers=workers, timeout_seconds=timeout, memory_mib=memory, allow_missing=allow_missing) as pool:
@@ -117,13 +121,15 @@ async def _check(pool: SandboxPool, cases: Iterable[Case]) -> None:
 
     def read() -> None:
         last: Exception | None = None
-        with contextlib.suppress(asyncio.CancelledError):  # the loop ended before the input
+        try:
             try:
                 for case in cases:
                     send(case)
             except (OSError, ValueError, PopuloraError) as error:
                 last = error
             send(last)
+        except (concurrent.futures.CancelledError, RuntimeError):
+            pass  # the loop ended before the input
 
     # A daemon, because a read of a terminal cannot be interrupted.
     threading.Thread(target=read, name="cases", daemon=True).start()
@@ -165,37 +171,8 @@ def _cases(lines: Iterable[str], name: str) -> Iterator[Case]:
 
 def _case(line: str, where: str) -> Case:
     try:
-        record = json.loads(line)
+        return case_from_json(json.loads(line))
+    except WireError as error:
+        raise CaseError(f"{where}: {error}") from None
     except (ValueError, RecursionError) as error:
         raise CaseError(f"{where}: not JSON: {error}") from None
-    if not isinstance(record, dict):
-        raise CaseError(f"{where}: a case is a JSON object, this is {type(record).__name__}")
-    unknown = [field for field in record if field not in _FIELDS]
-    if unknown:
-        raise CaseError(f"{where}: unknown field {unknown[0]!r}; allowed are {', '.join(_FIELDS)}")
-    task: TaskType | None = next((known for known in get_args(TaskType) if known == record.get("task")), None)
-    if task is None:
-        given = json.dumps(record.get("task"))[:80]
-        raise CaseError(f"{where}: task is {given}, allowed are {', '.join(get_args(TaskType))}")
-    answer = record.get("answer")
-    if answer is not None:
-        answer = _text(record, "answer", where)
-    return Case(_text(record, "id", where), task, _text(record, "program", where), _inputs(record, where), answer)
-
-
-def _inputs(record: dict[str, object], where: str) -> tuple[str, ...]:
-    if ("input" in record) == ("inputs" in record):
-        raise CaseError(f"{where}: a case has either input, a string, or inputs, a list of strings")
-    if "input" in record:
-        return (_text(record, "input", where),)
-    inputs = record["inputs"]
-    if not isinstance(inputs, list) or not all(isinstance(text, str) for text in inputs):
-        raise CaseError(f"{where}: inputs must be a list of strings, each an argument list such as '3, [1, 2]'")
-    return tuple(inputs)
-
-
-def _text(record: dict[str, object], field: str, where: str) -> str:
-    value = record.get(field)
-    if not isinstance(value, str):
-        raise CaseError(f"{where}: {field} must be a string, this is {json.dumps(value)[:80]}")
-    return value

@@ -61,6 +61,7 @@ class Crew:
         """
         self.idle: tuple[set[int], ...] = tuple(set() for _ in seeds)
         self.restarts = 0
+        self.finished_at = [float("-inf")] * len(seeds)  # when a run under each seed last ended by itself
         self._seeds = seeds
         self._memory_mib = memory_mib
         self._allow_missing = allow_missing
@@ -116,6 +117,7 @@ class Crew:
         else:
             self._places[index].ends = 0
             self._failing[index % len(self._seeds)] = None
+            self.finished_at[index % len(self._seeds)] = time.monotonic()
 
     def lost(self, index: int, *, running: bool) -> None:
         """Take a lane out of service that is gone or stuck; `turn` puts a new one in its place.

@@ -173,6 +173,9 @@ def judge(case: Case, limits: Limits) -> Generator[Run, Outcome, Judgement]:
         if (case.task == "code_f" and not inputs) or (case.task != "code_f" and len(inputs) != 1):
             wanted = "at least one input" if case.task == "code_f" else "exactly one input"
             return _judgement(case, Verdict.BAD_LITERAL, "invalid", detail=f"{case.task} needs {wanted}")
+        if len(inputs) > limits.max_inputs:
+            detail = f"inputs are {len(inputs)}, allowed are {limits.max_inputs}"
+            return _judgement(case, Verdict.INPUT_LIMIT, "invalid", (), detail=detail)
         if len(case.program) > limits.max_program_chars:
             return _judgement(case, Verdict.INPUT_LIMIT, "invalid", detail=_too_long("program", limits))
         try:

@@ -131,6 +131,11 @@ class SandboxPool:
         """How many workers were put in the place of others so far."""
         return self._dispatcher.restarts
 
+    @property
+    def ran_at(self) -> float:
+        """The moment, on the monotonic clock, since which workers of every kind have brought a run to its end."""
+        return self._dispatcher.ran_at
+
     def close(self) -> None:
         """End all workers and wait until they are gone; pending judgements fail. May be called twice."""
         self._dispatcher.close()
@@ -252,6 +257,11 @@ class _Dispatcher(threading.Thread):
     def restarts(self) -> int:
         """Workers that were put in the place of others."""
         return self._crew.restarts
+
+    @property
+    def ran_at(self) -> float:
+        """When workers of every kind had last finished a run."""
+        return min(self._crew.finished_at)
 
     def close(self) -> None:
         """End the thread; from any thread."""

@@ -1,36 +1,40 @@
 """The verifier as an HTTP service, for pods of their own.
 
     POST /judge    {"cases": [...], "deadline_seconds": 60}  ->  {"judgements": [...]}, in the order of the cases
-    GET  /healthz  200 as long as programs can be executed here: one was, a moment ago
+    GET  /healthz  200 as long as programs can be executed here, however many wait
     GET  /readyz   the same, and 503 from the moment on at which the service is to end
     GET  /metrics  for Prometheus
 
-A full queue answers 429 with Retry-After; a request past its deadline answers 504 and its programs are not run. On
-SIGTERM the service takes no new work, finishes what it has and ends.
+A full queue answers 429 with Retry-After; a request past its deadline answers 504 and its programs are not run; one
+that asks for more than an answer may hold is answered 413. Workers are shared out equally among the addresses that
+ask. On SIGTERM the service takes no new work, finishes what it can in its time, answers the rest 503 and ends.
 """
 
 import asyncio
 import json
-import math
 import signal
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import choose_encoder
 
-from populora_trainer.errors import PopuloraError, SandboxError
+from populora_trainer.errors import SandboxError
 from populora_trainer.sandbox.pool import SandboxPool
-from populora_trainer.sandbox.verdicts import Case, Judgement, Verdict
-from populora_trainer.sandbox.wire import WireError, case_from_json, judgement_to_json
+from populora_trainer.sandbox.verdicts import Case, Judgement
+from populora_trainer.sandbox.wire import WireError, case_from_json, judgement_to_json, load_bounded
 
-MAX_BODY_BYTES = 64 << 20
 MAX_DEADLINE_SECONDS = 3600.0
 _CANARY = Case("canary", "code_o", "def f(x):\n    return x + 1", ("1",))
-_CANARY_SECONDS = 5.0  # how long one execution vouches for the service
+_CANARY_SECONDS = 5.0  # how long runs that ended vouch for the service
+_CANARY_WAIT = 2.0  # for one to be executed; a probe's timeout is 5
+_TROUBLE_SECONDS = 10.0  # in which no program can be run, after which the service is not healthy
+_ENCODINGS = ("identity", "gzip", "deflate")
+_VALUES_PER_CASE = 10  # of JSON, without inputs and outputs
+_CLOSING_SECONDS = 1.0  # for the last answers to be sent
 
 
 @dataclass(frozen=True)
@@ -40,13 +44,21 @@ class ServiceLimits:
     Attributes:
         queued_cases: cases that may wait or run at a time, over all requests.
         cases_per_request: cases of one request.
+        inputs_per_request: inputs of all cases of one request; with the longest output, this bounds an answer.
+        body_bytes: of one request, decompressed.
+        held_bytes: of all requests that are read or judged at a time.
         deadline_seconds: of a request that names none.
+        transfer_seconds: for a request to arrive, for its answer to be taken, and for a connection to be idle.
         drain_seconds: time to finish on SIGTERM.
     """
 
     queued_cases: int = 4096
     cases_per_request: int = 1024
+    inputs_per_request: int = 4096
+    body_bytes: int = 16 << 20
+    held_bytes: int = 64 << 20
     deadline_seconds: float = 600.0
+    transfer_seconds: float = 60.0
     drain_seconds: float = 60.0
 
 
@@ -70,6 +82,21 @@ class SandboxMetrics:
             "populora_sandbox_workers", "Programs that may run at a time under each hash seed.", registry=self.registry
         )
         self.workers.set(workers)
+        self.restarts = Counter(
+            "populora_sandbox_worker_restarts",
+            "Workers that ended, or were stuck, and were replaced.",
+            registry=self.registry,
+        )
+
+
+class _Refused(Exception):  # noqa: N818
+    """A request is answered with a status and a sentence; its connection is closed where no more can be read of it."""
+
+    def __init__(
+        self, status: int, message: str, headers: dict[str, str] | None = None, *, unreadable: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.status, self.headers, self.unreadable = status, headers, unreadable
 
 
 class SandboxService:
@@ -80,13 +107,15 @@ class SandboxService:
         self.limits = limits or ServiceLimits()
         self.metrics = SandboxMetrics(pool.workers)
         self._queued = 0
+        self._held = 0
+        self._restarts = 0
         self._draining = False
-        self._executed_at = -math.inf
-        self._canary: asyncio.Task[bool] | None = None
+        self._ended = asyncio.Event()
+        self._canary: asyncio.Task[str | None] | None = None
 
-    def application(self) -> web.Application:
-        """Return the application, for any aiohttp server."""
-        application = web.Application(client_max_size=MAX_BODY_BYTES)
+    def runner(self) -> web.AppRunner:
+        """Return the runner of the application: it closes slow connections, and ends what was asked by who has gone."""
+        application = web.Application()
         application.add_routes(
             [
                 web.post("/judge", self._judge),
@@ -95,10 +124,16 @@ class SandboxService:
                 web.get("/metrics", self._metrics),
             ]
         )
-        return application
+        return web.AppRunner(
+            application,
+            access_log=None,
+            handler_cancellation=True,
+            keepalive_timeout=self.limits.transfer_seconds,
+            shutdown_timeout=_CLOSING_SECONDS,
+        )
 
     async def serve(self, host: str, port: int, started: "asyncio.Future[int] | None" = None) -> None:
-        """Serve until SIGTERM or SIGINT, then finish what was begun.
+        """Serve until SIGTERM or SIGINT, then finish what was begun; a second signal ends that.
 
         Args:
             host: address to bind.
@@ -110,9 +145,15 @@ class SandboxService:
         """
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
+
+        def told() -> None:
+            if stop.is_set():
+                self._ended.set()
+            stop.set()
+
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
-        runner = web.AppRunner(self.application(), access_log=None, shutdown_timeout=self.limits.drain_seconds)
+            loop.add_signal_handler(number, told)
+        runner = self.runner()
         await runner.setup()
         try:
             site = web.TCPSite(runner, host, port)
@@ -128,88 +169,153 @@ class SandboxService:
             await runner.cleanup()
 
     async def drain(self) -> None:
-        """Take no new work, and wait until what was begun is answered."""
+        """Take no new work, wait until what was begun is judged or its time is over, and answer all."""
         self._draining = True
         deadline = time.monotonic() + self.limits.drain_seconds
-        while self._queued and time.monotonic() < deadline:
+        while self._queued and time.monotonic() < deadline and not self._ended.is_set():
             await asyncio.sleep(0.05)
+        self._ended.set()
+        deadline = time.monotonic() + _CLOSING_SECONDS
+        while self._queued and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
 
-    async def _judge(self, request: web.Request) -> web.Response:
+    async def _judge(self, request: web.Request) -> web.StreamResponse:
         started = time.monotonic()
+        held = 0
         try:
-            cases, deadline = self._read(await request.read())
-        except web.HTTPRequestEntityTooLarge:
-            return self._refuse(413, f"a request has at most {MAX_BODY_BYTES} bytes")
-        except WireError as error:
-            return self._refuse(400, str(error))
-        if self._draining:
-            return self._refuse(503, "the service is ending; ask another replica")
-        # A request that alone is over the limit is let in where nothing waits, or it could never be answered.
-        if self._queued and self._queued + len(cases) > self.limits.queued_cases:
-            return self._refuse(429, f"{self._queued} cases are waiting", {"Retry-After": "1"})
-        self._queued += len(cases)
-        self.metrics.queued.set(self._queued)
-        try:
-            async with asyncio.timeout(deadline):
-                judgements = await self.pool.judge(cases)
-        except TimeoutError:
-            return self._refuse(504, f"not judged within {deadline:g} s")
-        except SandboxError as error:
-            return self._refuse(500, str(error))
+            if self._draining:
+                raise _Refused(503, "the service is ending; ask another replica")
+            body = await self._body(request)
+            self._held += (held := len(body))
+            cases, deadline = self._read(body)
+            del body
+            judgements = await self._judged(cases, deadline, request.remote or "")
+            answer = await _written(judgements)
+        except _Refused as refusal:
+            self.metrics.requests.labels(str(refusal.status)).inc()
+            said = web.json_response({"error": str(refusal)}, status=refusal.status, headers=refusal.headers)
+            if refusal.unreadable:
+                said.force_close()
+                await self._send(request, said)
+                request.protocol.force_close()  # it would read on otherwise, up to the fault
+            return said
         finally:
-            self._queued -= len(cases)
-            self.metrics.queued.set(self._queued)
-        self._note(judgements)
-        self.metrics.seconds.observe(time.monotonic() - started)
-        self.metrics.requests.labels("200").inc()
-        return web.json_response({"judgements": [judgement_to_json(one) for one in judgements]})
-
-    def _read(self, body: bytes) -> tuple[list[Case], float]:
-        try:
-            record = json.loads(body)
-        except (ValueError, RecursionError) as error:
-            raise WireError(f"the body is not JSON: {error}") from None
-        if not isinstance(record, dict) or not isinstance(record.get("cases"), list):
-            raise WireError('the body must be {"cases": [...]}')
-        cases = record["cases"]
-        if len(cases) > self.limits.cases_per_request:
-            raise WireError(f"cases are {len(cases)}, allowed are {self.limits.cases_per_request} a request")
-        deadline = record.get("deadline_seconds", self.limits.deadline_seconds)
-        if (
-            isinstance(deadline, bool)
-            or not isinstance(deadline, int | float)
-            or not 0 < deadline <= MAX_DEADLINE_SECONDS
-        ):
-            raise WireError(f"deadline_seconds is {deadline!r}, allowed are 0 to {MAX_DEADLINE_SECONDS:g}")
-        return [_numbered(number, case) for number, case in enumerate(cases)], float(deadline)
-
-    def _note(self, judgements: Sequence[Judgement]) -> None:
+            self._held -= held
         for one in judgements:
             self.metrics.verdicts.labels(str(one.verdict), one.kind).inc()
-            if one.verdict not in (Verdict.TIMEOUT, Verdict.CRASHED):
-                self._executed_at = time.monotonic()
+        self.metrics.seconds.observe(time.monotonic() - started)
+        self.metrics.requests.labels("200").inc()
+        return await self._send(request, web.Response(body=answer, content_type="application/json"))
 
-    async def _executes(self) -> bool:
-        """Whether a program was executed within the last seconds; else one is executed now."""
-        if time.monotonic() - self._executed_at < _CANARY_SECONDS:
-            return True
+    async def _send(self, request: web.Request, response: web.Response) -> web.Response:
+        """Send a response to a client that takes it in time; part with any other."""
+        await response.prepare(request)
+        try:
+            async with asyncio.timeout(self.limits.transfer_seconds):
+                await response.write_eof()
+        except TimeoutError:
+            if request.transport is not None:
+                request.transport.abort()
+        return response
+
+    async def _body(self, request: web.Request) -> bytes:
+        """Read a request's body within its time and its size, decompressed where it says so."""
+        limits, held = self.limits, 0
+        encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
+        if encoding not in _ENCODINGS:
+            raise _Refused(415, f"Content-Encoding is {encoding[:40]!r}, allowed are {', '.join(_ENCODINGS)}")
+        body = bytearray()
+        try:
+            async with asyncio.timeout(limits.transfer_seconds):
+                async for part in request.content.iter_any():
+                    body += part
+                    self._held += len(part)
+                    held += len(part)
+                    if len(body) > limits.body_bytes:
+                        raise _Refused(413, f"a request has at most {limits.body_bytes} bytes")
+                    if self._held > limits.held_bytes and self._held > held:
+                        raise _Refused(429, f"{self._held} bytes of requests are waiting", {"Retry-After": "1"})
+        except TimeoutError:
+            message = f"the body did not arrive within {limits.transfer_seconds:g} s"
+            raise _Refused(408, message, unreadable=True) from None
+        except (web.RequestPayloadError, HttpProcessingError) as error:
+            raise _Refused(400, f"the body cannot be read: {' '.join(str(error).split())}", unreadable=True) from None
+        finally:
+            self._held -= held
+        return bytes(body)
+
+    def _read(self, body: bytes) -> tuple[list[Case], float]:
+        limits = self.limits
+        most = _VALUES_PER_CASE * (limits.cases_per_request + 1) + 2 * limits.inputs_per_request
+        try:
+            record = load_bounded(body, most)
+            if not isinstance(record, dict) or not isinstance(record.get("cases"), list):
+                raise WireError('the body must be {"cases": [...]}')
+            cases = record["cases"]
+            if len(cases) > limits.cases_per_request:
+                raise WireError(f"cases are {len(cases)}, allowed are {limits.cases_per_request} a request")
+            deadline = record.get("deadline_seconds", limits.deadline_seconds)
+            if (
+                isinstance(deadline, bool)
+                or not isinstance(deadline, int | float)
+                or not 0 < deadline <= MAX_DEADLINE_SECONDS
+            ):
+                raise WireError(f"deadline_seconds is {deadline!r}, allowed are 0 to {MAX_DEADLINE_SECONDS:g}")
+            read = [_numbered(number, case) for number, case in enumerate(cases)]
+        except WireError as error:
+            raise _Refused(400, str(error)) from None
+        inputs = sum(len(case.inputs) for case in read)
+        if inputs > limits.inputs_per_request:
+            raise _Refused(413, f"inputs of all cases are {inputs}, allowed are {limits.inputs_per_request} a request")
+        return read, float(deadline)
+
+    async def _judged(self, cases: Sequence[Case], deadline: float, client: str) -> list[Judgement]:
+        # A request that alone is over the limit is let in where nothing waits, or it could never be answered.
+        if self._queued and self._queued + len(cases) > self.limits.queued_cases:
+            raise _Refused(429, f"{self._queued} cases are waiting", {"Retry-After": "1"})
+        self._queued += len(cases)
+        self.metrics.queued.set(self._queued)
+        judging = asyncio.ensure_future(self.pool.judge(cases, client=client))
+        ending = asyncio.ensure_future(self._ended.wait())
+        try:
+            await asyncio.wait({judging, ending}, timeout=deadline, return_when=asyncio.FIRST_COMPLETED)
+            if judging.done():
+                return judging.result()
+            if ending.done():
+                raise _Refused(503, "the service is ending; ask another replica")
+            raise _Refused(504, f"not judged within {deadline:g} s")
+        except SandboxError as error:
+            raise _Refused(500, str(error)) from None
+        finally:
+            judging.cancel()
+            ending.cancel()
+            self._queued -= len(cases)
+            self.metrics.queued.set(self._queued)
+
+    async def _fault(self) -> str | None:
+        """Return why programs cannot be executed here; None where some were a moment ago, or one is now.
+
+        Programs that hang keep the canary waiting and are no fault. Then the pool says whether its workers live.
+        """
+        if time.monotonic() - self.pool.ran_at < _CANARY_SECONDS:
+            return None
         if self._canary is None or self._canary.done():
             self._canary = asyncio.create_task(self._try_canary())
-        return await asyncio.shield(self._canary)
+        done, _ = await asyncio.wait({self._canary}, timeout=_CANARY_WAIT)
+        return self._canary.result() if done else self.pool.trouble(_TROUBLE_SECONDS)
 
-    async def _try_canary(self) -> bool:
-        with suppress(PopuloraError, TimeoutError):
-            async with asyncio.timeout(3 * _CANARY_SECONDS):
-                (judgement,) = await self.pool.judge([_CANARY])
-            if judgement.outputs == ("2",):
-                self._executed_at = time.monotonic()
-                return True
-        return False
+    async def _try_canary(self) -> str | None:
+        try:
+            (judgement,) = await self.pool.judge([_CANARY], client=self)
+        except SandboxError as error:
+            return str(error)
+        return None if judgement.outputs == ("2",) else f"{judgement.verdict}: {judgement.detail}"
 
     async def _healthz(self, request: web.Request) -> web.Response:
-        if await self._executes():
+        fault = await self._fault()
+        if fault is None:
             return web.Response(text="ok\n")
-        return web.Response(status=503, text="programs cannot be executed here\n")
+        return web.Response(status=503, text=f"programs cannot be executed here: {fault}\n")
 
     async def _readyz(self, request: web.Request) -> web.Response:
         if self._draining:
@@ -217,12 +323,27 @@ class SandboxService:
         return await self._healthz(request)
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        encoder, content_type = choose_encoder(request.headers.get("Accept", ""))
-        return web.Response(body=encoder(self.metrics.registry), headers={"Content-Type": content_type})
+        restarts = self.pool.restarts
+        self.metrics.restarts.inc(restarts - self._restarts)
+        self._restarts = restarts
+        accept = request.headers.get("Accept", "")
+        try:
+            encoder, content_type = choose_encoder(accept)
+            return web.Response(body=encoder(self.metrics.registry), headers={"Content-Type": content_type})
+        except Exception:  # whatever the client library makes of a header that nobody checked
+            return web.Response(status=400, text=f"Accept is {accept[:80]!r}, which names no format of metrics\n")
 
-    def _refuse(self, status: int, message: str, headers: dict[str, str] | None = None) -> web.Response:
-        self.metrics.requests.labels(str(status)).inc()
-        return web.json_response({"error": message}, status=status, headers=headers)
+
+async def _written(judgements: Sequence[Judgement]) -> bytes:
+    """Write an answer piece by piece, as a long one takes a while and other requests should not wait for it."""
+    parts, pending = [b'{"judgements": ['], 0
+    for number, one in enumerate(judgements):
+        parts.append((", " if number else "").encode() + json.dumps(judgement_to_json(one)).encode())
+        pending += len(parts[-1])
+        if pending > 1 << 18:
+            pending = 0
+            await asyncio.sleep(0)
+    return b"".join([*parts, b"]}"])
 
 
 def _numbered(number: int, record: object) -> Case:

@@ -21,7 +21,7 @@ class Verdict(StrEnum):
     | correct          | the answer agrees with every output             |         | correct   | correct   | correct   |
     | wrong_output     | the answer gives another value                  |         | wrong     | wrong     | wrong     |
     | bad_literal      | input or answer is not a literal                | invalid | malformed | malformed |           |
-    | input_limit      | a text longer than allowed                      | invalid | malformed | malformed | malformed |
+    | input_limit      | a text longer than allowed, or too many inputs  | invalid | malformed | malformed | malformed |
     | syntax_error     | the program does not compile                    | invalid |           |           | malformed |
     | missing_entry    | the program defines no callable `f`             | invalid |           |           | malformed |
     | forbidden_import | imports a module off the list (policy.py)       | invalid |           |           | malformed |
@@ -118,12 +118,14 @@ class Limits:
         memory_mib: address space on top of the bare interpreter's, in MiB.
         max_output_chars: longest canonical output, and longest input and literal answer, in characters.
         max_program_chars: longest program, in characters.
+        max_inputs: most inputs of one case; with the longest output, this bounds what a judgement takes.
     """
 
     timeout_seconds: float = 10.0
     memory_mib: int = 512
     max_output_chars: int = 4096
     max_program_chars: int = 32_768
+    max_inputs: int = 1024
 
 
 class Verifier(Protocol):

@@ -1,5 +1,7 @@
-"""Cases and judgements as JSON, as they travel between a trainer and a sandbox service."""
+"""Cases and judgements as JSON, as they travel between a trainer and a sandbox service, and as files hold them."""
 
+import json
+import re
 from collections.abc import Mapping
 from typing import get_args
 
@@ -9,6 +11,36 @@ from populora_trainer.sandbox.verdicts import Case, Judgement, Kind, TaskType, V
 
 class WireError(PopuloraError):
     """A JSON value is not a case or not a judgement; the message names the field and what is allowed."""
+
+
+# A string, closed or cut off at the end: it always matches where it begins, so that a search is linear.
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
+
+
+def load_bounded(body: bytes, max_values: int) -> object:
+    """Return what JSON text stands for, where it is of a bounded number of values.
+
+    The size of a text says little about the size of what it stands for: `[],` takes 3 bytes and makes a list of 56. The
+    number of values is known before any of them is made.
+
+    Args:
+        body: the text.
+        max_values: most values, containers and their elements alike.
+
+    Raises:
+        WireError: the text is not JSON, or stands for more values.
+    """
+    too_many = f"the body has more than {max_values} values"
+    # Each string has at least one quote that no backslash precedes, its first; most have two.
+    if body.count(b'"') - body.count(b'\\"') > 2 * max_values:
+        raise WireError(too_many)
+    structure = _STRING.sub(b"", body)
+    if sum(structure.count(sign) for sign in (b",", b"[", b"{")) > max_values:
+        raise WireError(too_many)
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"not JSON: {error}") from None
 
 
 def case_to_json(case: Case) -> dict[str, object]:
@@ -22,16 +54,19 @@ def case_to_json(case: Case) -> dict[str, object]:
 
 
 def case_from_json(record: object) -> Case:
-    """Return the case of a JSON object.
+    """Return the case of a JSON object; a case of one input may call it `input`.
 
     Raises:
         WireError: it is not one, or its outputs do not match its inputs in number.
     """
-    fields = _object(record, "a case", ("id", "task", "program", "inputs", "answer", "outputs"))
+    fields = _object(record, "a case", ("id", "task", "program", "input", "inputs", "answer", "outputs"))
     task: TaskType | None = next((known for known in get_args(TaskType) if known == fields.get("task")), None)
     if task is None:
-        raise WireError(f"task is {fields.get('task')!r}, allowed are {', '.join(get_args(TaskType))}")
-    inputs, outputs = _texts(fields, "inputs"), _texts(fields, "outputs")
+        raise WireError(f"task is {_short(fields.get('task'))}, allowed are {', '.join(get_args(TaskType))}")
+    if ("input" in fields) == ("inputs" in fields):
+        raise WireError("a case has either input, a string, or inputs, a list of strings")
+    inputs = (_text(fields, "input"),) if "input" in fields else _texts(fields, "inputs")
+    outputs = _texts(fields, "outputs")
     if outputs and len(outputs) != len(inputs):
         raise WireError(f"outputs are {len(outputs)}, allowed are none or one for each of {len(inputs)} inputs")
     answer = None if fields.get("answer") is None else _text(fields, "answer")
@@ -73,14 +108,14 @@ def _object(record: object, what: str, allowed: tuple[str, ...]) -> Mapping[str,
         raise WireError(f"{what} is a JSON object, this is {type(record).__name__}")
     unknown = [field for field in record if field not in allowed]
     if unknown:
-        raise WireError(f"{what} has the unknown field {unknown[0]!r}; allowed are {', '.join(allowed)}")
+        raise WireError(f"{what} has the unknown field {_short(unknown[0])}; allowed are {', '.join(allowed)}")
     return record
 
 
 def _text(fields: Mapping[str, object], name: str) -> str:
     value = fields.get(name)
     if not isinstance(value, str):
-        raise WireError(f"{name} must be a string, this is {type(value).__name__}")
+        raise WireError(f"{name} must be a string, this is {_short(value)}")
     return value
 
 
@@ -89,3 +124,7 @@ def _texts(fields: Mapping[str, object], name: str) -> tuple[str, ...]:
     if not isinstance(values, list) or not all(isinstance(text, str) for text in values):
         raise WireError(f"{name} must be a list of strings")
     return tuple(values)
+
+
+def _short(value: object) -> str:
+    return json.dumps(value)[:80]
