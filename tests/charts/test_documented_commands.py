@@ -78,7 +78,7 @@ def test_the_quickstart_leads_to_a_completed_run(
         shell("helm uninstall populora --namespace populora-system --ignore-not-found --wait")
         for name in ("ml", "populora-system"):
             api.delete("Namespace", name)
-            eventually(lambda name=name: api.find("Namespace", name) is None, f"{name} is gone", seconds=120)
+            eventually(lambda name=name: api.find("Namespace", name) is None, f"{name} is gone")
 
 
 def test_a_run_is_watched_suspended_and_resumed_as_written(

@@ -15,6 +15,9 @@ from populora_api import custom_resource_definition
 Object = dict[str, Any]
 T = TypeVar("T")
 
+PATIENCE_SECONDS = 240.0
+"""How long what must happen may take: a machine that other work shares is many times slower than an idle one."""
+
 KINDS: dict[str, tuple[str, str]] = {
     "ConfigMap": ("v1", "configmaps"),
     "Event": ("v1", "events"),
@@ -256,7 +259,7 @@ def eventually(
     ask: Callable[[], T | None],
     what: str,
     *,
-    seconds: float = 60,
+    seconds: float = PATIENCE_SECONDS,
     every: float = 0.1,
     ignore: type[BaseException] | tuple[type[BaseException], ...] = (),
     otherwise: Callable[[], object] = lambda: "",

@@ -9,7 +9,7 @@ import urllib.request
 from pathlib import Path
 from types import TracebackType
 
-from client import Api, Object, eventually
+from client import PATIENCE_SECONDS, Api, Object, eventually
 from control_plane import ControlPlane, die_with_parent
 from forks import Fork, ForkServer
 
@@ -18,6 +18,7 @@ from populora_operator.permissions import role_rules
 POPULORA = Path(sys.executable).parent / "populora"
 ACCOUNT = "populora-controller"
 LEASE = "populora-controller"
+Process = subprocess.Popen[bytes] | Fork
 
 
 class Controller:
@@ -64,7 +65,7 @@ class Controller:
             *options,
         ]
         self.forks = forks
-        self.process: subprocess.Popen[bytes] | Fork | None = None
+        self.process: Process | None = None
 
     def __enter__(self) -> "Controller":
         return self.start()
@@ -109,7 +110,7 @@ class Controller:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
-                self.process.wait(30)
+                self.process.wait(PATIENCE_SECONDS)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()

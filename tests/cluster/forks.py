@@ -70,7 +70,7 @@ class Fork:
             self.returncode = self._server.ask({"poll": self.pid})
         return self.returncode
 
-    def wait(self, timeout: float = 60) -> int:
+    def wait(self, timeout: float = 240) -> int:
         deadline = time.monotonic() + timeout
         while (code := self.poll()) is None:
             if time.monotonic() > deadline:

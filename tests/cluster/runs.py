@@ -4,12 +4,11 @@ import copy
 from pathlib import Path
 from typing import Any
 
-from client import Api, ApiError, Object, conditions, eventually
+from client import PATIENCE_SECONDS, Api, ApiError, Object, conditions, eventually
 
 from populora_api.documents import read_documents
 
 MANIFESTS = Path(__file__).parents[2] / "manifests"
-PATIENCE_SECONDS = 90.0
 
 
 def read_manifest(name: str) -> Object:

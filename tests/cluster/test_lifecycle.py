@@ -462,7 +462,7 @@ def test_a_quota_that_is_too_small_is_named_and_the_run_goes_on_when_it_is_raise
     )
     assert "small" in message
     api.delete("ResourceQuota", "small", namespace)
-    run.until("Completed", seconds=150)
+    run.until("Completed")
 
 
 def test_pods_that_fit_nowhere_are_named_in_the_schedulers_words(api, kubelet, namespace):
@@ -513,7 +513,7 @@ def test_a_foreign_object_with_a_childs_name_is_left_alone_and_named(api, kubele
     assert "nano-4x4-config" in condition["message"]
     assert api.get("ConfigMap", "nano-4x4-config", namespace)["data"] == {"mine": "1"}
     api.delete("ConfigMap", "nano-4x4-config", namespace)
-    run.until("Completed", seconds=150)
+    run.until("Completed")
 
 
 def test_a_deadline_ends_a_run_that_takes_too_long(api, kubelet, namespace):
@@ -538,7 +538,7 @@ def test_a_deadline_does_not_run_while_a_run_is_suspended(api, kubelet, namespac
 def test_a_finished_run_goes_when_its_time_is_over(api, kubelet, namespace):
     run = Run.create(api, namespace, NANO, ttlSecondsAfterFinished=2, training={"steps": 2})
     run.until_gone()
-    eventually(lambda: not _left_overs(api, namespace, "nano-4x4"), "the children are gone", seconds=120)
+    eventually(lambda: not _left_overs(api, namespace, "nano-4x4"), "the children are gone")
 
 
 def test_a_deleted_run_takes_everything_with_it_and_keeps_no_finalizer(api, kubelet, namespace):
@@ -547,8 +547,8 @@ def test_a_deleted_run_takes_everything_with_it_and_keeps_no_finalizer(api, kube
     run.until_step(3)
     assert "finalizers" not in run.live()["metadata"]
     run.delete()
-    run.until_gone(seconds=10)
-    eventually(lambda: not _left_overs(api, namespace, "nano-4x4"), "the children are gone", seconds=120)
+    run.until_gone()
+    eventually(lambda: not _left_overs(api, namespace, "nano-4x4"), "the children are gone")
 
 
 @pytest.mark.parametrize("propagation", ["Background", "Foreground"])

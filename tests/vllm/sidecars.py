@@ -12,7 +12,7 @@ from pathlib import Path
 from adapters import ask
 from server import free_port
 
-PATIENCE = 120  # seconds; a machine with two cores may be busy
+PATIENCE = 400  # seconds; a machine with two cores may be busy
 
 
 @dataclass

@@ -285,7 +285,7 @@ def sidecar_at(address: str, port: int, run: Path, vllm: VllmServer, folder: Pat
         yield
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(240)
 
 
 def test_a_replica_that_is_killed_in_the_middle_of_a_run_costs_no_completion(vllm, manifest, tmp_path, monkeypatch):
@@ -308,7 +308,7 @@ def test_a_replica_that_is_killed_in_the_middle_of_a_run_costs_no_completion(vll
             in_second_step.set()
 
     def kill() -> None:
-        in_second_step.wait(300)
+        in_second_step.wait()
         os.kill(other.process.pid, signal.SIGKILL)
 
     opened = []

@@ -47,7 +47,7 @@ def endpoint(monitor):
 
 
 def get(endpoint, path, **headers):
-    with urllib.request.urlopen(urllib.request.Request(endpoint.url + path, headers=headers), timeout=5) as answer:
+    with urllib.request.urlopen(urllib.request.Request(endpoint.url + path, headers=headers), timeout=60) as answer:
         return answer.read().decode(), answer.headers["Content-Type"]
 
 
@@ -175,7 +175,7 @@ def test_health_and_unknown_paths(endpoint):
         get(endpoint, "/etc/passwd")
     assert missing.value.code == 404
     head = urllib.request.Request(endpoint.url + "/healthz", method="HEAD")
-    with urllib.request.urlopen(head, timeout=5) as answer:
+    with urllib.request.urlopen(head, timeout=60) as answer:
         assert answer.read() == b""
 
 

@@ -14,7 +14,7 @@ from populora_trainer.errors import RanksError
 from populora_trainer.ranks import lifeline as lifelines
 from populora_trainer.ranks.lifeline import Ended, Lifeline, accept, connect, listen
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 240.0
 
 
 class Line(Lifeline):

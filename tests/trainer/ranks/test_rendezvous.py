@@ -12,7 +12,7 @@ from populora_trainer.errors import RanksError
 from populora_trainer.ranks import rendezvous
 from populora_trainer.ranks.rendezvous import Meeting
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 240.0
 
 
 @pytest.fixture(autouse=True)

@@ -79,7 +79,7 @@ class Rig:
 
     async def until(self, reached: Callable[[], object], what: str) -> None:
         """Wait for something to become true, and say the sidecar's error where it does not."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 240  # an idle machine takes a fraction of a second
         while not reached():
             assert time.monotonic() < deadline, f"{what} did not happen; {self.sidecar.status()}"
             await asyncio.sleep(0.005)

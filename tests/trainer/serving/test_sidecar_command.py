@@ -60,7 +60,7 @@ async def answer(session: aiohttp.ClientSession, url: str, method: str = "GET") 
         return 0, ""
 
 
-async def eventually(ask, good, patience: float = 60) -> tuple[int, str]:
+async def eventually(ask, good, patience: float = 240) -> tuple[int, str]:
     async with asyncio.timeout(patience):
         while True:
             found = await ask()
@@ -98,7 +98,7 @@ def test_a_pods_sidecar_serves_what_a_bucket_publishes_without_torch(tmp_path, m
                 assert all(f"# HELP {family}" in metrics for family in FAMILIES)
                 assert "populora_sidecar_adapters_loaded 2.0" in metrics
                 process.send_signal(signal.SIGTERM)
-                assert await asyncio.wait_for(process.wait(), 30) == 0
+                assert await asyncio.wait_for(process.wait(), 240) == 0
             finally:
                 if process.returncode is None:
                     process.kill()

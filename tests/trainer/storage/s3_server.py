@@ -113,7 +113,7 @@ def faulty_proxy(endpoint: str) -> Iterator[FaultyProxy]:
                     )
                     raw.sendall(head.encode() + b"\r\n" + body[: len(body) // 2])
                 return self.cut()
-            upstream = http.client.HTTPConnection(target, timeout=30)
+            upstream = http.client.HTTPConnection(target, timeout=240)
             upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
             for name, value in self.headers.items():
                 if name.lower() not in ("expect", "connection"):
@@ -175,11 +175,11 @@ def _free_port() -> int:
 
 
 def _wait_for(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 240
     while time.monotonic() < deadline:
         if process.poll() is not None:
             break
-        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=30):
             return
         time.sleep(0.05)
     raise RuntimeError(f"the S3 server does not serve: {log.read_text()[-2000:]}")
