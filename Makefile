@@ -10,11 +10,11 @@ VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 REVISION = $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 IMAGES = controller trainer sandbox sidecar
 
-.PHONY: help setup demo check lint test e2e able binaries vllm docs bench reproduce nano wheel images lock clean
+.PHONY: help setup demo check lint test test-faults e2e able binaries vllm docs bench reproduce nano wheel images lock clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
 setup: $(VENV)/.ready ## make .venv with the command `populora` and all that a developer needs (6 GB, mostly torch)
 
@@ -43,8 +43,13 @@ check: lint ## lint and the fast tests that need no cluster (under two minutes)
 	$(PYTEST) -q -m "not slow" tests/api tests/operator tests/trainer
 
 # Two processes; folders whose tests share a control plane or a server stay in one of them (tests/conftest.py).
-test: lint binaries vllm ## every check and every test that needs no root
-	OMP_NUM_THREADS=1 $(PYTEST) --numprocesses=2 --dist=loadscope --durations=15 tests --ignore=tests/images --ignore=tests/e2e
+UNPRIVILEGED = OMP_NUM_THREADS=1 $(PYTEST) --numprocesses=2 --dist=loadscope --durations=15 tests --ignore=tests/images --ignore=tests/e2e
+
+test: lint binaries ## every check and every test that needs no root, but those of `make test-faults`
+	$(UNPRIVILEGED) -m "not faults"
+
+test-faults: setup binaries vllm ## what only faults of S3, vLLM or the control plane can break, and all that is tested with vLLM itself
+	$(UNPRIVILEGED) -m faults
 
 e2e: able setup ## the images, and the whole path on a real Kubernetes node made for it (Linux, root; 12 minutes once all is built)
 	$(BIN)/python tests/e2e/prepare.py $(PYTEST) --durations=15 tests/images tests/e2e
@@ -52,7 +57,7 @@ e2e: able setup ## the images, and the whole path on a real Kubernetes node made
 able:
 	@$(PYTHON) tests/e2e/preflight.py
 
-binaries: setup ## build the Kubernetes, Helm, S3 and Prometheus programs of the tests from Go modules (20 minutes the first time, expected)
+binaries: setup ## build the Kubernetes, Helm, S3 and Prometheus programs of the tests from Go modules (6 minutes the first time, expected on two idle cores)
 	$(BIN)/python tests/cluster/build.py etcd kube-apiserver kubectl kube-controller-manager kube-scheduler helm versitygw promtool
 
 vllm: setup ## install vLLM for the CPU into the cache of the tests, apart from .venv (6 GB)

@@ -20,10 +20,11 @@ _missing: list[str] = []
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give these tests the time that a server takes to start on a busy machine."""
+    """Mark these tests, as all need vLLM itself, and give them the time that its start takes on a busy machine."""
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.faults)
             item.add_marker(pytest.mark.timeout(1200))
 
 

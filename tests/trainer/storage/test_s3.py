@@ -135,6 +135,7 @@ def test_a_large_object_goes_up_in_parts_and_reads_back(store, monkeypatch):
     assert store.get("optimizer/large") == data
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("fault", FAULTS)
 def test_every_operation_survives_a_fault_in_every_request(proxy, prefix, fault, tmp_path):
     train(tmp_path / "local", STEPS)
@@ -158,6 +159,7 @@ def check_finished(store, latest, done=STEPS):
 
 
 @pytest.mark.slow
+@pytest.mark.faults
 @pytest.mark.parametrize("arrives", [False, True], ids=["before it arrives", "after it arrived"])
 def test_a_trainer_killed_at_any_request_goes_on_to_the_same_end(trainer, proxy, prefix, tmp_path, arrives):
     train(tmp_path / "local", 1)
