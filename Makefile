@@ -65,6 +65,7 @@ vllm: setup ## install vLLM for the CPU into the cache of the tests, apart from 
 
 docs: setup ## write the reference pages and the chart's generated files
 	$(BIN)/python docs/generate.py
+	$(BIN)/python tests/trainer/architectures/table.py
 
 bench: setup ## speed of each part beside its peer, as ratios
 	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done

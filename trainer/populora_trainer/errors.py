@@ -31,8 +31,20 @@ class ChatTemplateError(BaseModelError):
     exit_code = 42
 
 
+class UnfitBaseError(BaseModelError):
+    """The base is of an architecture that the engine can't train or sample: the manifest must name another."""
+
+    exit_code = 42
+
+
 class OtherBaseError(BaseModelError):
     """The base is not the one that the run began on: trying again is of no use until it is put back."""
+
+    exit_code = 42
+
+
+class AdapterTargetError(PopuloraError):
+    """The manifest's target modules can't have adapters in this base."""
 
     exit_code = 42
 
@@ -55,3 +67,9 @@ class SandboxError(PopuloraError):
 
 class RanksError(PopuloraError):
     """The processes that train one run together cannot meet, have lost one of them, or no longer agree."""
+
+
+def reason_of(error: Exception, limit: int = 300) -> str:
+    """Return what another library's error says as a part of a sentence: its kind and its text on one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:limit]}" if text else type(error).__name__

@@ -35,6 +35,7 @@ from populora_trainer.nano.heldout import held_out_programs, load_heldout
 from populora_trainer.observations import Observations, member_status
 from populora_trainer.population.lora import LoraPopulation
 from populora_trainer.population.members import Member, founders, single_agent, slots
+from populora_trainer.population.peft_check import check_peft_loads
 from populora_trainer.population.peft_format import AdapterConfig
 from populora_trainer.ranks.lifeline import Ended
 from populora_trainer.ranks.world import SINGLE, World
@@ -294,6 +295,10 @@ def open_session(
         refuse(_position_refusals(spec, base))
         members = _members(manifest)
         population = _population(spec, len(members), base)
+        adapter = AdapterConfig(
+            spec.adapter.rank, spec.adapter.alpha, spec.adapter.target_modules, base.place, base.revision
+        )
+        check_peft_loads(population, adapter)
         settings = _learner_settings(manifest, members)
         learner = (
             Learner(population, settings, pad_id=base.pad_id)
@@ -302,9 +307,6 @@ def open_session(
         )
         if group is not None:
             compare(group.gather(Likeness(environment, base.digest)))
-        adapter = AdapterConfig(
-            spec.adapter.rank, spec.adapter.alpha, spec.adapter.target_modules, base.place, base.revision
-        )
         monitor = RunMonitor(spec.training.steps)
 
         def publish_adapters(step: int, members: Sequence[Member]) -> Publication:

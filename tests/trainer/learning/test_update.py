@@ -11,12 +11,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import populora_trainer.learning.update as update_module
-from populora_trainer.errors import BaseModelError
+from populora_trainer.errors import BaseModelError, UnfitBaseError
 from populora_trainer.learning.advantages import reinforce_plus_plus_baseline
 from populora_trainer.learning.update import Group, Learner, LearnerSettings, can_share_prompts, token_logprobs
 from populora_trainer.population.lora import LoraPopulation
 from populora_trainer.rollout.base_model import weights_digest
 from populora_trainer.rollout.engine import Completion, RolloutRequest, all_completions
+from populora_trainer.rollout.output_head import OutputHead
 from populora_trainer.rollout.transformers_engine import TransformersEngine
 
 SETTINGS = LearnerSettings(learning_rate=1e-2)
@@ -227,7 +228,7 @@ def test_log_probabilities_in_chunks_equal_those_in_one_piece(monkeypatch: pytes
     for logits_at_once in (10**6, 250):
         monkeypatch.setattr(update_module, "CHUNK_LOGITS", logits_at_once)
         hidden = torch.randn(23, 8, generator=torch.Generator().manual_seed(1)).requires_grad_()
-        logprobs, entropies = token_logprobs(head, hidden, targets, 0.5)
+        logprobs, entropies = token_logprobs(OutputHead(head), hidden, targets, 0.5)
         (logprobs * torch.arange(23)).sum().backward()
         results.append((logprobs, entropies, hidden.grad))
     for whole, chunked in zip(*results, strict=True):
@@ -250,9 +251,37 @@ def test_prompts_are_shared_where_the_architecture_allows_it(
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-6)
 
 
-def test_a_base_with_scaled_logits_is_refused(make_population: Callable[..., LoraPopulation]) -> None:
-    with pytest.raises(BaseModelError, match="GraniteForCausalLM are not its output head"):
-        Learner(make_population(architecture="granite with scaled logits"), SETTINGS, pad_id=0)
+def test_scaled_logits_are_scaled_in_the_update(make_population: Callable[..., LoraPopulation]) -> None:
+    learner = Learner(make_population(architecture="granite with scaled logits"), SETTINGS, pad_id=0)
+    assert (learner.head.factor, learner.head.divisor, learner.head.cap) == (None, 4.0, None)
+
+
+def test_logits_that_are_no_function_of_the_hidden_states_alone_are_refused(
+    make_population: Callable[..., LoraPopulation],
+) -> None:
+    population = make_population()
+    population.model.lm_head.register_forward_hook(lambda layer, args, logits: logits.cumsum(-1))
+    population.model.get_output_embeddings = lambda: torch.nn.Linear(32, 48)
+    with pytest.raises(UnfitBaseError, match=r"logits of Qwen2ForCausalLM are not its output head .*logit_scale"):
+        Learner(population, SETTINGS, pad_id=0)
+
+
+def test_a_base_that_is_not_finite_is_called_so(make_population: Callable[..., LoraPopulation]) -> None:
+    population = make_population()
+    with torch.no_grad():
+        population.model.model.norm.weight[3] = float("nan")
+    with pytest.raises(BaseModelError, match="logits of Qwen2ForCausalLM are not finite: its weights hold NaN"):
+        Learner(population, SETTINGS, pad_id=0)
+
+
+def test_an_architecture_that_cannot_be_called_is_one_sentence(make_population: Callable[..., LoraPopulation]) -> None:
+    population = make_population()
+    population.model.model.rotary_emb = None
+    with pytest.raises(
+        UnfitBaseError, match=r"Qwen2ForCausalLM can't be called as the update does \(TypeError: "
+    ) as caught:
+        Learner(population, SETTINGS, pad_id=0)
+    assert "\n" not in str(caught.value)
 
 
 def test_whitening_over_role_or_task_is_the_settings_choice(make_population: Callable[..., LoraPopulation]) -> None:

@@ -6,9 +6,9 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
+from transformers import PreTrainedModel, RwkvConfig, RwkvForCausalLM
 
-from populora_trainer.errors import PopuloraError
+from populora_trainer.errors import AdapterTargetError, PopuloraError
 from populora_trainer.population.factors import Factors, Pair
 from populora_trainer.population.lora import LoraPopulation
 
@@ -246,9 +246,28 @@ def test_targets_that_cannot_be_adapted_are_refused(
 
 
 def test_a_base_without_linear_layers_is_refused() -> None:
-    model = GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=1, vocab_size=20))  # its layers are Conv1D
-    with pytest.raises(PopuloraError, match="no linear layer"):
+    model = RwkvForCausalLM(RwkvConfig(hidden_size=16, num_hidden_layers=2, vocab_size=20))
+    for block in model.rwkv.blocks:
+        block.attention = block.feed_forward = torch.nn.Identity()
+    with pytest.raises(AdapterTargetError, match="no linear layer") as caught:
         LoraPopulation(model, 1, 4, 8.0, "all-linear", seed=0)
+    assert caught.value.exit_code == 42
+
+
+def test_layers_that_get_rows_and_tokens_flattened_are_adapted_and_others_refused(
+    make_population: Callable[..., LoraPopulation],
+) -> None:
+    population, ids, members = make_population(targets=("up_proj",)), ids_of(3, 5), [0, 2, 1]
+    layer = population.model.model.layers[0].mlp.up_proj
+    x = torch.randn(3, 5, 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(), population.route(members):
+        population.model(input_ids=ids)
+        expected = layer(x)
+        torch.testing.assert_close(layer(x.flatten(0, 1)), expected.flatten(0, 1), rtol=0, atol=0)
+        torch.testing.assert_close(layer(x[:, None]), expected[:, None], rtol=0, atol=0)
+        for shape in ((10, 32), (3, 32), (5, 3, 32), (32,)):
+            with pytest.raises(AdapterTargetError, match=r"model\.layers\.0\.mlp\.up_proj can't .*leave up_proj out"):
+                layer(torch.ones(shape))
 
 
 def test_all_linear_adapts_every_linear_layer_but_the_head(make_population: Callable[..., LoraPopulation]) -> None:

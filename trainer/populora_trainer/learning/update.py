@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from populora_trainer.errors import BaseModelError
+from populora_trainer.errors import PopuloraError, UnfitBaseError, reason_of
 from populora_trainer.learning.adamw import StackedAdamW
 from populora_trainer.learning.advantages import Advantages, Variant, reinforce_plus_plus_baseline
 from populora_trainer.learning.objective import kl_to_base, policy_objective
@@ -17,6 +17,7 @@ from populora_trainer.learning.packing import ROLES, MicroBatch, Role, Row, Samp
 from populora_trainer.population.lora import LoraPopulation
 from populora_trainer.rollout.engine import Completion
 from populora_trainer.rollout.forward import all_logits, hidden_states
+from populora_trainer.rollout.output_head import OutputHead, find_output_head
 
 Whitening = Literal["Member", "Role", "TaskAndRole"]
 
@@ -206,7 +207,8 @@ class Learner:
         pad_id: fills up shorter rows; never attended to.
 
     Raises:
-        BaseModelError: the base's logits are not its output head applied to its last hidden states.
+        UnfitBaseError: the base's logits can't be computed from its last hidden states.
+        AdapterTargetError: a target gets inputs that do not tell the rows of a batch apart.
     """
 
     def __init__(self, population: LoraPopulation, settings: LearnerSettings, *, pad_id: int) -> None:
@@ -220,7 +222,7 @@ class Learner:
             warmup_steps=settings.warmup_steps,
         )
         self.dtype: torch.dtype = population.model.dtype
-        _check_head(population)
+        self.head = _head_of(population)
         self.shares_prompts = can_share_prompts(population, pad_id)
         if settings.checkpoint_activations:
             population.checkpoint_activations()
@@ -312,7 +314,7 @@ class Learner:
         settings = self.settings
         with self.population.route(batch.members):
             hidden = self._sources(batch)
-            logprobs_T, entropy_T = token_logprobs(self._head, hidden, batch.target_T, settings.temperature)
+            logprobs_T, entropy_T = token_logprobs(self.head, hidden, batch.target_T, settings.temperature)
             objective = policy_objective(
                 logprobs_T,
                 logprobs_T.detach(),
@@ -324,7 +326,7 @@ class Learner:
             loss_T = objective.loss_T
             if settings.kl_coefficient:
                 with torch.no_grad(), self.population.base_only():
-                    base_T, _ = token_logprobs(self._head, self._sources(batch), batch.target_T, settings.temperature)
+                    base_T, _ = token_logprobs(self.head, self._sources(batch), batch.target_T, settings.temperature)
                 kl_T = kl_to_base(logprobs_T, base_T)
                 loss_T = loss_T + settings.kl_coefficient * kl_T
                 sums.kl += float(kl_T.detach().sum())
@@ -348,11 +350,6 @@ class Learner:
         sums.mismatch += float(mismatch_T.sum())
         sums.mismatch_max = max(sums.mismatch_max, float(mismatch_T.max()))
         sums.mismatch_kl += float(objective.mismatch_kl_T.sum())
-
-    @property
-    def _head(self) -> nn.Linear:
-        head: nn.Linear = self.population.model.get_output_embeddings()
-        return head
 
     def _sources(self, batch: MicroBatch) -> Tensor:
         """Return the hidden states (T, hidden) that predict the learned tokens."""
@@ -398,7 +395,7 @@ class Learner:
         )
 
 
-def token_logprobs(head: nn.Linear, hidden: Tensor, targets_T: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def token_logprobs(head: OutputHead, hidden: Tensor, targets_T: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Return log-probabilities (T) of the targets, with gradient, and entropies (T), without.
 
     At most `CHUNK_LOGITS` logits exist at a time: with more tokens than that, each chunk's logits are computed again
@@ -462,20 +459,22 @@ def _probe_ids(vocabulary: int, count: int) -> tuple[int, ...]:
     return tuple((3 + 7 * index * count) % vocabulary for index in range(count))
 
 
-def _check_head(population: LoraPopulation) -> None:
-    """Refuse a base whose logits are more than its output head, e.g. capped or scaled afterwards."""
+def _head_of(population: LoraPopulation) -> OutputHead:
+    """Return how the base's hidden states become its logits, by computing a few tokens both ways with an adapter."""
     model = population.model
-    ids = torch.tensor([_probe_ids(model.config.vocab_size, 8)], device=population.device)
+    ids = torch.tensor([_probe_ids(model.config.get_text_config().vocab_size, 8)], device=population.device)
     positions = torch.arange(ids.shape[1], device=ids.device)[None]
-    with torch.no_grad(), population.base_only():
-        expected = all_logits(model, ids, torch.ones_like(ids), positions)
-        hidden = hidden_states(model, ids, torch.ones_like(ids), positions)
-        found = model.get_output_embeddings()(hidden)
-    if not torch.allclose(found.float(), expected.float(), rtol=1e-2, atol=1e-3):
-        raise BaseModelError(
-            f"the logits of {type(model).__name__} are not its output head applied to its last hidden states; "
-            "allowed are bases without a cap or scale on their logits"
-        )
+    with torch.no_grad(), population.route([0]):
+        try:
+            expected = all_logits(model, ids, torch.ones_like(ids), positions)
+            hidden = hidden_states(model, ids, torch.ones_like(ids), positions)
+        except (PopuloraError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # whatever an architecture raises that is called in a way that it does not know
+            raise UnfitBaseError(
+                f"baseModel.uri: {type(model).__name__} can't be called as the update does ({reason_of(error)})"
+            ) from error
+    return find_output_head(model, hidden, expected)
 
 
 def _scope(group: Group, whitening: Whitening) -> Hashable:

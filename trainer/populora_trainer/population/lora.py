@@ -23,8 +23,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
-from populora_trainer.errors import PopuloraError
+from populora_trainer.errors import AdapterTargetError, PopuloraError, UnfitBaseError
 from populora_trainer.population.factors import Factors, Pair
 from populora_trainer.randomness import tensor_generator
 
@@ -47,33 +48,48 @@ class Route:
 
 
 class _Routing:
-    """Where the wrapped layers of one population look up the open route."""
+    """Where the wrapped layers of one population look up the open route and the shape of what the model computes."""
 
     def __init__(self) -> None:
         self.route: Route | None = None
+        self.tokens: int | None = None
+
+    def enter(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        """Note the tokens per row that the model's body is called with, before it computes."""
+        given = kwargs.get("input_ids", args[0] if args else None)
+        inputs = given if given is not None else kwargs.get("inputs_embeds")
+        if not isinstance(inputs, Tensor):
+            return
+        rows, self.tokens = inputs.shape[:2]
+        if self.route is not None and self.route.segments and rows != self.route.rows:
+            raise RuntimeError(f"the model got a batch of {rows} rows; the route is for {self.route.rows}")
 
 
 class LoraLinear(nn.Module):
     """A frozen linear layer plus the low-rank updates of every member.
 
     Attributes:
-        base_layer: the wrapped layer, weight (out, in).
+        base_layer: the wrapped layer, weight (out, in), or (in, out) of a `Conv1D`.
         lora_A: fp32 masters (member, rank, in).
         lora_B: fp32 masters (member, out, rank).
+        path: of the layer in the model.
     """
 
-    def __init__(self, base_layer: nn.Linear, A: Tensor, B: Tensor, scale: float, routing: _Routing) -> None:
+    def __init__(
+        self, base_layer: nn.Linear | Conv1D, A: Tensor, B: Tensor, scale: float, routing: _Routing, path: str
+    ) -> None:
         super().__init__()
         self.base_layer = base_layer
         self.lora_A = nn.Parameter(A)
         self.lora_B = nn.Parameter(B)
         self.scale = scale
-        self.in_features, self.out_features = base_layer.in_features, base_layer.out_features
+        self.out_features, self.in_features = matrix_of(base_layer).shape
+        self.path = path
         self._routing = routing
 
     @property
     def weight(self) -> Tensor:
-        """The frozen weight; some architectures look at its dtype."""
+        """The frozen weight as the base holds it; some architectures look at its dtype."""
         return self.base_layer.weight
 
     @property
@@ -84,8 +100,11 @@ class LoraLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map (row, token, in) to (row, token, out), each row by its own member.
 
+        Some architectures flatten rows and tokens, (row * token, in), or put an axis of heads between them.
+
         Raises:
-            RuntimeError: outside of `LoraPopulation.route` or `base_only`, or where the batch is not the routed one.
+            RuntimeError: outside of `LoraPopulation.route` or `base_only`.
+            AdapterTargetError: the input's shape does not say which row a vector belongs to.
         """
         route = self._routing.route
         if route is None:
@@ -93,14 +112,28 @@ class LoraLinear(nn.Module):
         if not route.segments:
             unadapted: Tensor = self.base_layer(x)
             return unadapted
-        if x.ndim != 3 or x.shape[0] != route.rows:
-            raise RuntimeError(
-                f"a linear layer got a batch of shape {tuple(x.shape)}; the route is for ({route.rows}, tokens, in)"
+        if x.ndim == 3 and x.shape[0] == route.rows:
+            return self._mixed(x, route)
+        by_rows = x.ndim > 3 and x.shape[0] == route.rows
+        flattened = x.ndim > 1 and self._routing.tokens is not None and len(x) == route.rows * self._routing.tokens
+        if not by_rows and not flattened:
+            raise AdapterTargetError(
+                f"adapter.targetModules: {self.path} can't have an adapter for each member: for a batch of "
+                f"{route.rows} rows of {self._routing.tokens} tokens its inputs have the shape {tuple(x.shape)}, "
+                f"which does not tell the rows apart; leave {self.path.rpartition('.')[2]} out"
             )
-        adapted: Tensor = _MixedLinear.apply(
-            x, self.weight, self.bias, self.lora_A, self.lora_B, self.scale, route.segments
+        return self._mixed(x.reshape(route.rows, -1, self.in_features), route).view(*x.shape[:-1], self.out_features)
+
+    def _mixed(self, x: Tensor, route: Route) -> Tensor:
+        mixed: Tensor = _MixedLinear.apply(
+            x, matrix_of(self.base_layer), self.bias, self.lora_A, self.lora_B, self.scale, route.segments
         )
-        return adapted
+        return mixed
+
+
+def matrix_of(layer: nn.Linear | Conv1D) -> Tensor:
+    """Return a layer's weight as (out, in); `Conv1D`, as GPT-2 has it, holds it as (in, out)."""
+    return layer.weight.T if isinstance(layer, Conv1D) else layer.weight
 
 
 class _MixedLinear(torch.autograd.Function):
@@ -179,7 +212,7 @@ class LoraPopulation:
         seed: of the shared A.
 
     Raises:
-        PopuloraError: a target names no linear layer, or names the output head.
+        AdapterTargetError: a target names no linear layer, or names the output head.
     """
 
     def __init__(
@@ -198,24 +231,28 @@ class LoraPopulation:
         self._routing = _Routing()
         self._layers: dict[str, LoraLinear] = {}
         model.requires_grad_(False)
+        for module in (model, body_of(model)):  # some models call a part of their body, and the update the body alone
+            module.register_forward_pre_hook(self._routing.enter, with_kwargs=True)
         for path in _target_paths(model, target_modules):
             parent, _, name = path.rpartition(".")
             linear = model.get_submodule(path)
-            assert isinstance(linear, nn.Linear)
+            assert isinstance(linear, nn.Linear | Conv1D)
             self._layers[path] = self._adapt(linear, path, seed)
             setattr(model.get_submodule(parent), name, self._layers[path])
 
-    def _adapt(self, linear: nn.Linear, path: str, seed: int) -> LoraLinear:
-        bound = linear.in_features**-0.5
+    def _adapt(self, linear: nn.Linear | Conv1D, path: str, seed: int) -> LoraLinear:
+        out_features, in_features = matrix_of(linear).shape
+        bound = in_features**-0.5
         generator = tensor_generator(seed, "lora_A", path)
-        A = torch.empty(self.rank, linear.in_features).uniform_(-bound, bound, generator=generator)
+        A = torch.empty(self.rank, in_features).uniform_(-bound, bound, generator=generator)
         device = linear.weight.device
         return LoraLinear(
             linear,
             A.expand(self.members, -1, -1).clone().to(device),
-            torch.zeros(self.members, linear.out_features, self.rank, device=device),
+            torch.zeros(self.members, out_features, self.rank, device=device),
             self.alpha / self.rank,
             self._routing,
+            path,
         )
 
     @property
@@ -280,12 +317,14 @@ class LoraPopulation:
         return self._open(Route(0, ()))
 
     @contextmanager
-    def _open(self, route: Route | None) -> Iterator[None]:
-        outer, self._routing.route = self._routing.route, route
+    def _open(self, route: Route | None, tokens: int | None = None) -> Iterator[None]:
+        routing = self._routing
+        outer = routing.route, routing.tokens
+        routing.route, routing.tokens = route, tokens
         try:
             yield
         finally:
-            self._routing.route = outer
+            routing.route, routing.tokens = outer
 
     def checkpoint_activations(self) -> None:
         """Recompute each layer's activations in the backward pass instead of keeping them.
@@ -295,28 +334,41 @@ class LoraPopulation:
         self.model.activation_checkpointing_enable({"use_reentrant": False, "context_fn": self._recompute_contexts})
 
     def _recompute_contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), self._open(self._routing.route)
+        return nullcontext(), self._open(self._routing.route, self._routing.tokens)
+
+
+def body_of(model: PreTrainedModel) -> nn.Module:
+    """Return what computes the hidden states of a causal language model: all of it but the output head.
+
+    Raises:
+        UnfitBaseError: the architecture keeps no such part.
+    """
+    body = model.base_model  # the model itself where its class names a part that it does not have, as Llama 4 does
+    body = getattr(model, "model", None) if body is model else body
+    if not isinstance(body, nn.Module):
+        raise UnfitBaseError(f"baseModel.uri: {type(model).__name__} has no part that computes its hidden states alone")
+    return body
 
 
 def _target_paths(model: PreTrainedModel, target_modules: Sequence[str] | str) -> list[str]:
     """Return the paths of the layers to adapt, in the model's order."""
     head = model.get_output_embeddings()
-    linear = {path: module for path, module in model.named_modules() if isinstance(module, nn.Linear)}
+    linear = {path: module for path, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D)}
     if target_modules == "all-linear":
         paths = [path for path, module in linear.items() if module is not head]
         if not paths:
-            raise PopuloraError("adapter.targetModules: all-linear names no linear layer; the base has none")
+            raise AdapterTargetError("adapter.targetModules: all-linear names no linear layer; the base has none")
         return paths
     targets = (target_modules,) if isinstance(target_modules, str) else tuple(target_modules)
     matches = {target: [path for path in linear if f".{path}".endswith(f".{target}")] for target in targets}
     for target, paths in matches.items():
         if not paths:
             names = sorted({path.rpartition(".")[2] for path, module in linear.items() if module is not head})
-            raise PopuloraError(
+            raise AdapterTargetError(
                 f"adapter.targetModules: {target} is no linear layer of the base; it has {', '.join(names)}"
             )
         if any(linear[path] is head for path in paths):
-            raise PopuloraError(
+            raise AdapterTargetError(
                 f"adapter.targetModules: {target} is the output head, which serving engines do not adapt"
             )
     chosen = {path for paths in matches.values() for path in paths}

@@ -285,7 +285,8 @@ def _check_not_outer(names: tuple[str, ...]) -> None:
             )
 
 
-def _matches(path: str, target: str) -> bool:
+def matches(path: str, target: str) -> bool:
+    """Say whether PEFT takes `target` for the module at `path`."""
     return path == target or path.endswith(f".{target}")
 
 
@@ -311,10 +312,10 @@ def _check_factors(factors: Factors, config: AdapterConfig) -> None:
 
 def _check_targets(factors: Factors, config: AdapterConfig, where: str) -> None:
     for path in factors:
-        if not any(_matches(path, target) for target in config.target_modules):
+        if not any(matches(path, target) for target in config.target_modules):
             raise AdapterFormatError(f"{where}: module {path} matches none of target_modules {config.target_modules}")
     for target in config.target_modules:
-        if not any(_matches(path, target) for path in factors):
+        if not any(matches(path, target) for path in factors):
             raise AdapterFormatError(f"{where}: no weights for {target}, which target_modules names")
 
 

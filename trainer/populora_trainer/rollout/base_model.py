@@ -12,10 +12,17 @@ from urllib.parse import unquote
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 from transformers.utils import logging
 
-from populora_trainer.errors import BaseModelError, NoBaseModelError
+from populora_trainer.errors import BaseModelError, NoBaseModelError, UnfitBaseError
+from populora_trainer.rollout.attention import attention_for
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -66,7 +73,7 @@ class Base:
 def load_base(
     uri: str, dtype: str = "bfloat16", *, device: torch.device | str = "cpu", revision: str | None = None
 ) -> Base:
-    """Load a base model, frozen, in `dtype`, with attention that follows a given mask (sdpa).
+    """Load a base model, frozen, in `dtype`, with attention that follows a given mask.
 
     Args:
         uri: `builtin://nano`, `builtin://nano-raw`, `file://FOLDER` or `hf://Org/Name@revision`.
@@ -86,15 +93,18 @@ def load_base(
     try:
         # From the hub, the bars tell how far a download is; from a folder, they flash by.
         with _no_progress_bars() if isinstance(source, Path) else nullcontext():
+            attention = attention_for(AutoConfig.from_pretrained(source, **options))
             tokenizer = _tokenizer_class(source).from_pretrained(source, **options)
             model, loading = AutoModelForCausalLM.from_pretrained(
                 source,
                 dtype=DTYPES[dtype],
-                attn_implementation="sdpa",
+                attn_implementation=attention,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # `_check_tensors` refuses them by name
                 **options,
             )
+    except UnfitBaseError:
+        raise
     except Exception as error:  # transformers raises OSError, ValueError, KeyError and what its parsers raise
         reason = " ".join(str(error).split())
         raise BaseModelError(f"baseModel.uri: {uri} can't be loaded: {reason[:300]}") from error

@@ -7,6 +7,9 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
+from populora_trainer.errors import UnfitBaseError
+from populora_trainer.population.lora import body_of
+
 
 def _accepted(module: nn.Module) -> Set[str]:
     return inspect.signature(module.forward).parameters.keys()
@@ -23,6 +26,8 @@ def last_logits(
         position_ids: (row, token).
     """
     accepted = _accepted(model)
+    if getattr(model, "_is_stateful", False) and "position_ids" not in accepted:
+        attention_mask = attention_mask[:, -input_ids.shape[1] :]  # Mamba takes the mask of its input, not of the past
     options: dict[str, object] = {"cache" if "cache" in accepted else "past_key_values": cache, "use_cache": True}
     if "position_ids" in accepted:
         options["position_ids"] = position_ids
@@ -39,11 +44,18 @@ def hidden_states(model: PreTrainedModel, input_ids: Tensor, attention_mask: Ten
         input_ids: (row, token), padded on the right.
         attention_mask: (row, token), 0 on padding; or (row, 1, token, token), what is added to the attention scores.
         position_ids: (row, token).
+
+    Raises:
+        UnfitBaseError: the architecture has no body that gives them.
     """
-    body = model.base_model
+    body = body_of(model)
     options = {"position_ids": position_ids} if "position_ids" in _accepted(body) else {}
     output = body(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **options)
-    hidden: Tensor = output.last_hidden_state
+    hidden = getattr(output, "last_hidden_state", None)
+    if not isinstance(hidden, Tensor):
+        raise UnfitBaseError(
+            f"baseModel.uri: {type(body).__name__} gives no last hidden states, which the update needs"
+        )
     return hidden
 
 

@@ -9,9 +9,11 @@ from torch import Tensor
 from populora_trainer.population.lora import LoraPopulation
 from populora_trainer.population.members import Member
 from populora_trainer.randomness import tensor_generator
+from populora_trainer.rollout.check import check_sampling
 from populora_trainer.rollout.engine import Completion, RolloutRequest, Wave, refuse_long_prompts
 from populora_trainer.rollout.forward import last_logits
 from populora_trainer.rollout.key_values import growing_cache, take_rows
+from populora_trainer.rollout.time_steps import clamp_time_steps
 
 COMPACT_BELOW = 0.75  # share of unfinished rows under which the finished ones are dropped
 
@@ -42,6 +44,9 @@ class TransformersEngine:
         pad_id: fills up the left of shorter prompts; never attended to.
         max_prompt_tokens: longer prompts are refused.
         batch_tokens: upper limit of rows times (prompt + completion) tokens in one batch: what the cache must hold.
+
+    Raises:
+        UnfitBaseError: sampling from the base with a cache is not what it is trained on.
     """
 
     def __init__(
@@ -53,6 +58,8 @@ class TransformersEngine:
         max_prompt_tokens: int,
         batch_tokens: int = 131_072,
     ) -> None:
+        clamp_time_steps(population.model)
+        check_sampling(population, pad_id)
         self.population = population
         self.end_ids = torch.tensor(sorted(set(end_ids)), dtype=torch.long)
         self.pad_id = pad_id
