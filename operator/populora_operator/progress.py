@@ -149,6 +149,6 @@ def read_scores(pods: Sequence[Pod], step: int) -> tuple[EvaluationResult, ...]:
                     EvaluationResult(suite=suite, member=member, step=step, score=float(score), problems=problems)
                     for suite, member, score, problems in rows
                 )
-            except (ValueError, TypeError):
+            except (ValueError, TypeError, RecursionError):
                 continue
     return ()

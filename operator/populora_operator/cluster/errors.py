@@ -65,7 +65,7 @@ def _class(code: int, reason: str, message: str, details: Mapping[str, Any], cre
 def _status(body: bytes) -> dict[str, Any]:
     try:
         value = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) and value.get("kind") == "Status" else {}
 

@@ -94,6 +94,13 @@ def test_what_does_not_fit_is_one_sentence_and_leaves_no_folder(tmp_path: Path, 
         (("M4", one, "--set", "epsilon"), "must be PARAM=VALUE"),
         (("M4", one, "--set", "epsilon=[1]"), "must be a number, true, false or null"),
         (("M4", one, "--set", "rho=1"), "M4 has no parameter rho"),
+        (
+            ("M4", one, "--set", "epsilon=1e43"),
+            "must be a finite number, 0 or more and at most 3.4",
+        ),
+        (("M5", one, "--set", "alpha=1" + "0" * 400), "alpha is inf; it must be a finite number"),
+        (("M5", one, "--set", "alpha=1" + "0" * 5000), "it must be a number, true, false or null"),
+        (("M4", one, "--set", "epsilon=" + "[" * 100_000), "[...'; it must be a number, true, false or null"),
     ]
     for words, sentence in cases:
         assert sentence in message(call(*words, *out))

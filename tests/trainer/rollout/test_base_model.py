@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from populora_trainer.errors import BaseModelError
+from populora_trainer.errors import BaseModelError, UnfitBaseError
 from populora_trainer.nano.tokenizer import build_tokenizer
 from populora_trainer.rollout.base_model import (
     load_base,
@@ -153,6 +153,21 @@ def test_the_tokenizers_digest_changes_with_its_vocabulary_and_its_chat_template
     written = (saved_model / "tokenizer.json").read_text()
     (saved_model / "tokenizer.json").write_text(written.replace('"t40": 40', '"u40": 40'))
     assert len({before, with_template, digest()}) == 3
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_embeds_is_refused(saved_model: Path) -> None:
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(saved_model)
+    tokenizer.add_tokens(["one", "more"])
+    tokenizer.save_pretrained(saved_model)
+    with pytest.raises(UnfitBaseError, match=r"gives 'more' the id 49, and the model embeds the ids 0 to 47") as caught:
+        load_base(f"file://{saved_model}")
+    assert caught.value.exit_code == 42
+
+
+def test_a_model_that_continues_no_text_is_named(saved_model: Path) -> None:
+    (saved_model / "config.json").write_text('{"model_type": "vit"}')
+    with pytest.raises(UnfitBaseError, match="model's type is vit, which is no causal language model of transformers"):
+        load_base(f"file://{saved_model}")
 
 
 def test_an_unknown_dtype_is_refused(saved_model: Path) -> None:

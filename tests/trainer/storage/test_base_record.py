@@ -44,7 +44,7 @@ def test_a_run_that_moved_or_was_upgraded_goes_on_with_equal_weights(tmp_path):
     assert read_base(store) == RECORD
 
 
-@pytest.mark.parametrize("damage", ["{", "[]", "{}", '{"uri": 1}'])
+@pytest.mark.parametrize("damage", ["{", "[]", "{}", '{"uri": 1}', "[" * 100_000])
 def test_a_damaged_record_says_how_to_go_on(tmp_path, damage):
     (tmp_path / BASE).write_text(damage)
     with pytest.raises(StorageError, match=r"base\.json is damaged: .*; once it is deleted"):

@@ -58,7 +58,9 @@ def test_only_what_differs_is_said():
     assert differences(HERE, elsewhere) == "threads 2 (before: 4), device NVIDIA H200 (before: cpu)"
 
 
-@pytest.mark.parametrize("damage", ["", "{", "7", "[7]", '[{"after_step": 0}]', '[{"after_step": 0, "threads": "x"}]'])
+@pytest.mark.parametrize(
+    "damage", ["", "{", "7", "[" * 100_000, "[7]", '[{"after_step": 0}]', '[{"after_step": 0, "threads": "x"}]']
+)
 def test_a_damaged_record_is_an_error_that_says_what_to_do(tmp_path, damage):
     (tmp_path / ENVIRONMENT).write_text(damage)
     with pytest.raises(StorageError, match=r"environment\.json is damaged: it must be a list .*once it is deleted"):

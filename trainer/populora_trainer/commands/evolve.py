@@ -1,6 +1,8 @@
 """`populora evolve`."""
 
 import json
+import math
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -70,10 +72,13 @@ def _setting(text: str) -> tuple[str, float | bool | None]:
         raise OperatorError(f"--set {text!r} must be PARAM=VALUE")
     try:
         parsed = json.loads(value)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # no JSON, a whole number of thousands of digits, or lists in lists
         parsed = value
     if not isinstance(parsed, float | int | bool | None):
-        raise OperatorError(f"--set {name} is {value!r}; it must be a number, true, false or null")
+        shown = value if len(value) <= 40 else f"{value[:40]}..."
+        raise OperatorError(f"--set {name} is {shown!r}; it must be a number, true, false or null")
+    if isinstance(parsed, int) and abs(parsed) > sys.float_info.max:
+        parsed = math.inf if parsed > 0 else -math.inf
     return name, parsed
 
 

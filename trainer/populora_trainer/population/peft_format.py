@@ -13,6 +13,7 @@ import math
 import os
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -81,7 +82,8 @@ _PLAIN: dict[str, JsonValue] = {
 
 # Settings of how the adapter was made or is stored. They do not change what its factors mean.
 _FREE = (
-    *("auto_mapping", "base_model_name_or_path", "ensure_weight_tying", "eva_config", "inference_mode", "lora_alpha"),
+    *("auto_mapping", "base_model_name_or_path", "ensure_weight_tying", "eva_config", "fan_in_fan_out"),
+    *("inference_mode", "lora_alpha"),
     *("lora_dropout", "megatron_core", "peft_type", "peft_version", "qalora_group_size", "r", "revision"),
     "target_modules",
 )
@@ -119,7 +121,7 @@ class AdapterConfig:
         if self.rank < 1:
             raise AdapterFormatError(f"r is {self.rank}; it must be 1 or more")
         if not (math.isfinite(self.alpha) and self.alpha > 0):
-            raise AdapterFormatError(f"lora_alpha is {self.alpha}; it must be a number above 0")
+            raise AdapterFormatError(f"lora_alpha is {self.alpha}; it must be a finite number above 0")
         object.__setattr__(self, "alpha", float(self.alpha))
         object.__setattr__(self, "target_modules", tuple(sorted(self.target_modules)))
         if not self.target_modules:
@@ -389,7 +391,7 @@ def _config_to_json(config: AdapterConfig) -> bytes:
 def _config_from_json(content: bytes, where: str) -> AdapterConfig:
     try:
         fields = json.loads(content)
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise AdapterFormatError(f"{where} is not JSON ({error})") from error
     if not isinstance(fields, dict):
         raise AdapterFormatError(f"{where} holds {type(fields).__name__}; it must hold an object")
@@ -403,6 +405,8 @@ def _config_from_json(content: bytes, where: str) -> AdapterConfig:
     rank, alpha, targets = fields["r"], fields["lora_alpha"], fields["target_modules"]
     if not isinstance(rank, int) or isinstance(rank, bool):
         raise AdapterFormatError(f"{where}: r is {rank!r}; it must be a whole number, 1 or more")
+    if isinstance(alpha, int) and abs(alpha) > sys.float_info.max:
+        alpha = math.inf  # a whole number that no float holds; the check below names it
     if not isinstance(alpha, int | float) or isinstance(alpha, bool):
         raise AdapterFormatError(f"{where}: lora_alpha is {alpha!r}; it must be a number above 0")
     if not isinstance(targets, list) or not all(isinstance(target, str) and target for target in targets):

@@ -16,6 +16,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
@@ -109,6 +110,7 @@ def load_base(
         reason = " ".join(str(error).split())
         raise BaseModelError(f"baseModel.uri: {uri} can't be loaded: {reason[:300]}") from error
     _check_tensors(uri, loading)
+    _check_vocabulary(uri, tokenizer, model)
     model = model.to(device).eval().requires_grad_(False)
     folder, commit = (source, None) if isinstance(source, Path) else (None, _commit_of(model, pinned))
     base = Base(model, tokenizer, uri, folder, commit, weights_digest(model))
@@ -116,6 +118,21 @@ def load_base(
     if not base.end_ids:
         raise BaseModelError(f"baseModel.uri: {uri} names no end-of-sequence token; its tokenizer must have one")
     return base
+
+
+def _check_vocabulary(uri: str, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
+    """Refuse a tokenizer with ids that the model has no embedding for: one prompt with such a token would end the run.
+
+    Raises:
+        UnfitBaseError: naming the token of the largest id.
+    """
+    token, largest = max(tokenizer.get_vocab().items(), key=lambda entry: entry[1])
+    embedded = len(model.get_input_embeddings().weight)
+    if largest >= embedded:
+        raise UnfitBaseError(
+            f"baseModel.uri: the tokenizer of {uri} gives {token!r} the id {largest}, and the model embeds "
+            f"the ids 0 to {embedded - 1}; resize its embeddings, or take the tokenizer that it was trained with"
+        )
 
 
 def _tokenizer_class(source: Path | str) -> type[AutoTokenizer] | type[PreTrainedTokenizerFast]:

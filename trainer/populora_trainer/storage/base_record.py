@@ -44,7 +44,7 @@ def read_base(store: ObjectStore) -> BaseRecord | None:
         return None
     try:
         record = BaseRecord(**json.loads(data))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise _damaged(store) from error
     if not all(isinstance(value, str) or name == "revision" for name, value in asdict(record).items()):
         raise _damaged(store)

@@ -53,7 +53,7 @@ def read_environments(store: ObjectStore) -> tuple[Entry, ...]:
         return ()
     try:
         return tuple(_entry(**values) for values in json.loads(data))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise StorageError(
             f"{store.location}/{ENVIRONMENT} is damaged: it must be a list of after_step, threads, torch, device, "
             f"instructions and ranks; once it is deleted, the run goes on with this machine's number of threads"
