@@ -10,8 +10,8 @@ from chart import Helm, Object
 from client import Api, ApiError, eventually
 from control_plane import ControlPlane
 from kubelet import Kubelet
+from population_run import Run, read_manifest
 from release import Released
-from runs import Run, read_manifest
 
 pytestmark = pytest.mark.slow
 

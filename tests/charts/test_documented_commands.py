@@ -11,8 +11,8 @@ from chart import ROOT, Helm
 from client import Api, ApiError, eventually
 from control_plane import ControlPlane
 from kubelet import Kubelet
+from population_run import Run, read_manifest
 from release import Released, controller_process
-from runs import Run, read_manifest
 
 pytestmark = pytest.mark.slow
 

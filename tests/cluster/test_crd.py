@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from bad_manifests import BAD, MISSING, edited
 from client import Api, ApiError, Object, conditions, eventually, path_of
-from runs import read_manifest
+from population_run import read_manifest
 
 from populora_api import custom_resource_definition, load_manifest, resolved
 from populora_api.rules import IMMUTABLE, IMMUTABLE_ALLOWED, RULES

@@ -11,7 +11,7 @@ from client import Api, Object, conditions, eventually
 from control_plane import ControlPlane
 from controller import Controller, grant_everywhere
 from kubelet import NODE
-from runs import MANIFESTS, Run, merged, read_manifest
+from population_run import MANIFESTS, Run, merged, read_manifest
 
 from populora_api.reasons import REASONS
 

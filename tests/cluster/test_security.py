@@ -8,7 +8,7 @@ from control_plane import ControlPlane
 from controller import ACCOUNT, Controller, grant, user_of
 from kubelet import Kubelet
 from monitoring import definitions
-from runs import Run, merged, read_manifest
+from population_run import Run, merged, read_manifest
 
 from populora_operator.permissions import role_rules
 

@@ -20,8 +20,8 @@ from control_plane import ControlPlane
 from controller import ACCOUNT, Controller, Process, grant, grant_everywhere, user_of
 from forks import ForkServer
 from kubelet import Kubelet
+from population_run import Run, merged, read_manifest
 from proxy import Proxy, Request
-from runs import Run, merged, read_manifest
 
 NANO = merged(read_manifest("nano-4x4"), {"metadata": {"name": "run"}, "spec": {"training": {"steps": 8}}})
 NAME = "run"

@@ -8,8 +8,8 @@ from client import Object
 from figures import Figures
 from node import Node
 from object_storage import ObjectStorage
+from population_run import Run
 from restrictions import violations
-from runs import Run
 from training import Stored, apply, explain, manifest, ready_pods, trained_here, until_completed
 
 NAME = "ranks"

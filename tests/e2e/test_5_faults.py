@@ -10,7 +10,7 @@ from figures import Figures
 from installation import SYSTEM
 from node import Node
 from object_storage import ObjectStorage
-from runs import Run
+from population_run import Run
 from training import PATIENCE, Stored, apply, explain, kill, manifest, trained_here, until_completed
 
 NAME = "faults"

@@ -12,8 +12,8 @@ from client import Object, condition, eventually
 from installation import with_libraries
 from node import Node
 from object_storage import BUCKET, ENDPOINT, SECRET_NAME, ObjectStorage
+from population_run import Run, merged, read_manifest
 from restrictions import containers_of
-from runs import Run, merged, read_manifest
 
 POPULORA = Path(sys.executable).with_name("populora")
 PATIENCE = 900.0
