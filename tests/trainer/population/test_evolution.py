@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from populora_trainer.population.evolution import Breeding, apply, plan, replaced_count
-from populora_trainer.population.members import PRIOR_SIGMA, founders, ranked, single_agent
+from populora_trainer.population.members import founders, ranked, single_agent
 from populora_trainer.population.members import slots as slots_of
 
 OPERATORS = (Breeding("M1", 1), Breeding("X1", 2, 2.0))
@@ -56,12 +56,12 @@ def test_the_worst_of_each_role_makes_room_for_a_child_of_the_better_ones():
     assert set(student.parents) <= set(range(4, 8)) - {student.slot}
 
 
-def test_a_child_starts_at_its_parents_mean_with_the_priors_sigma():
+def test_a_child_starts_at_its_parents_mean_a_little_less_certain():
     members = rated(4, 4)
     for one in evolve(members, operators=[Breeding("X4", 2)]):
         first, second = (members[parent] for parent in one.parents)
         assert one.child.mu == pytest.approx((first.mu + second.mu) / 2)
-        assert one.child.sigma == PRIOR_SIGMA
+        assert one.child.sigma == pytest.approx(1.05 * (first.sigma + second.sigma) / 2)
         assert one.child.games == 0
         assert one.child.parents == (first.name, second.name)
         assert (one.child.operator, one.operator, one.child.born_step) == ("X4", "X4", 10)
@@ -177,6 +177,13 @@ def test_equally_rated_parents_and_a_lone_survivors_mate_have_an_order_as_well()
     for fitter, parents in (("first", (best, worst)), ("second", (worst, best))):
         (one,) = evolve(members, operators=[Breeding("X4", 2, 1.0, fitter)])
         assert one.parents == parents
+
+
+def test_a_lone_survivors_child_starts_with_its_rating():
+    members = rated(2, 1)
+    best, _ = ranked(members, "teacher")
+    (one,) = evolve(members)
+    assert (one.child.mu, one.child.sigma) == (members[best].mu, members[best].sigma)
 
 
 def test_a_single_member_and_the_single_agent_are_never_replaced():

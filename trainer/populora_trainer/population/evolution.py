@@ -6,7 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from populora_trainer.population.members import PRIOR_SIGMA, Member, Role, child_name, ranked
+from populora_trainer.population.members import Member, Role, child_name, ranked
+
+# How much less is known of a newborn than of its parents. They were chosen for ratings that luck has a part in, so a
+# child starts above its worth by a little; with 5 % it is culled as often as others that are as good, see
+# benchmarks/newborns.py.
+NEWBORN_SIGMA = 1.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +38,7 @@ class Replacement:
     Attributes:
         slot: whose adapter is overwritten.
         replaced: the member that goes.
-        child: the member that comes, rated at its parents' mean mu with the prior's sigma.
+        child: the member that comes, rated by `newborn_rating`.
         operator: id of the operator that makes the child's factors.
         parents: slots of the parents, as many as the operator takes and in the order in which it takes them. Where a
             crossover finds a single survivor, the other is the replaced slot itself, so factors of parents are read
@@ -58,6 +63,22 @@ def replaced_count(size: int, fraction: float) -> int:
         return 0
     # The slack keeps 0.3 * 10 from being rounded down to 2.
     return min(max(1, math.floor(size * fraction + 1e-9)), size - 1)
+
+
+def newborn_rating(parents: Sequence[Member], survivors: int) -> tuple[float, float]:
+    """Return mu and sigma of a child: its parents' mean mu, and their mean sigma times `NEWBORN_SIGMA`.
+
+    With the prior's sigma a child's lower bound would lie up to 25 below its parents', which it can't make up for
+    before the next round. Where a single member survives, parents are not chosen and sigma is their mean.
+
+    Args:
+        parents: one or two.
+        survivors: number of members that parents were drawn from.
+    """
+    mu, sigma = (
+        math.fsum(values) / len(parents) for values in zip(*((one.mu, one.sigma) for one in parents), strict=True)
+    )
+    return mu, sigma * NEWBORN_SIGMA if survivors > 1 else sigma
 
 
 def plan(
@@ -155,6 +176,7 @@ def _replacement(
         places = [*survivors, slot]
         parents.sort(key=places.index, reverse=breeding.fitter == "second")
     replaced = members[slot]
+    mu, sigma = newborn_rating([members[parent] for parent in parents], len(survivors))
     child = Member(
         name=child_name(replaced.place, generation),
         role=replaced.role,
@@ -162,7 +184,7 @@ def _replacement(
         parents=tuple(members[parent].name for parent in parents),
         operator=breeding.operator,
         born_step=step,
-        mu=math.fsum(members[parent].mu for parent in parents) / len(parents),
-        sigma=PRIOR_SIGMA,
+        mu=mu,
+        sigma=sigma,
     )
     return Replacement(slot, replaced, child, breeding.operator, tuple(parents), generator.getrandbits(63))
