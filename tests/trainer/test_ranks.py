@@ -145,10 +145,14 @@ def test_a_world_of_one_is_a_process_alone(server, tmp_path):
 def test_whatever_rank_is_killed_wherever_all_end_and_the_run_goes_on(server, undisturbed, tmp_path):
     folder = tmp_path / "run"
     lost = "Error: rank 1 is gone: its process or its node ended without a word"
+    before = next(iter(read_log(LocalStore(undisturbed[0]), "metrics")))
+    seeding = before["seeding"]["proposals"] // 4  # rounds, of one prompt each
+    assert seeding >= 2
     kills = [
         # Of the other rank, in the middle of what rank 0 waits for, and of rank 0 at what it does alone.
         (1, {"kill_at_command": ("Begin", 1)}, None),
-        (1, {"kill_at_command": ("Generate", 2)}, 0),
+        (1, {"kill_at_command": ("Generate", 2)}, None),
+        (1, {"kill_at_command": ("Generate", seeding + 2)}, 0),
         (0, {"kill_at": (1, "evaluate")}, 0),
         (1, {"kill_at_command": ("Learn", 1)}, 0),
         (0, {"kill_at": (1, "checkpoint")}, 0),
