@@ -1,13 +1,20 @@
 """Every program of honest.yaml, hostile.yaml and answers.yaml, through one pool, as one batch."""
 
 import asyncio
+import json
 import os
+import random
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
+from populora_trainer.nano.heldout import load_heldout
 from populora_trainer.sandbox import Case, Judgement, SandboxPool, Verdict
+from populora_trainer.sandbox.wire import case_to_json, judgement_from_json
 
 HERE = Path(__file__).parent
 ESCAPE = (HERE / "escape.txt").read_text()
@@ -85,15 +92,62 @@ def test_an_answer_gets_its_class(entry: dict, judgements: dict[str, Judgement])
         assert judgement.outputs == (entry["output"],)
 
 
-def test_a_program_alone_is_judged_as_among_others(judgements: dict[str, Judgement]) -> None:
-    """Alone it compiles itself; in a batch, a process that runs nothing compiles it with others."""
+def alike(judgement: Judgement) -> tuple[object, ...]:
+    return judgement.id, judgement.verdict, judgement.kind, judgement.inputs, judgement.outputs
+
+
+def held_out(count: int) -> list[tuple[Case, tuple[str, ...]]]:
+    """Programs that the embedded base's grammar made, with the outputs that they were written down with."""
+    problems = load_heldout()[:: len(load_heldout()) // count]
+    return [(Case(f"held out {n}", one.task, one.program, one.inputs), one.outputs) for n, one in enumerate(problems)]
+
+
+ELSEWHERE = """
+import asyncio, json, sys
+from populora_trainer.sandbox import SandboxPool
+from populora_trainer.sandbox.wire import case_from_json, judgement_to_json
+cases = [case_from_json(record) for record in json.load(sys.stdin)]
+with SandboxPool(workers=1, timeout_seconds=5, memory_mib=256) as pool:
+    json.dump([judgement_to_json(one) for one in asyncio.run(pool.judge(cases))], sys.stdout)
+"""
+
+
+def test_a_verdict_and_an_output_are_the_programs_own(judgements: dict[str, Judgement]) -> None:
+    """Alone, in any batch at any place, after a restart and in another process: one verdict and one output."""
     entries = [entry for entry in ALL if judgements[entry["id"]].verdict not in ("timeout", "memory", "crashed")]
-    assert len(entries) > 150
+    cases = [case_of(entry) for entry in entries] + [case for case, _ in held_out(60)]
+    wanted = {one.id: alike(one) for one in judgements.values()}
+    wanted |= {case.id: (case.id, Verdict.VALID, "valid", case.inputs, outputs) for case, outputs in held_out(60)}
+    assert len(cases) > 400
+    order = random.Random(0)
 
     async def alone(pool: SandboxPool) -> list[Judgement]:
-        return [one for entry in entries for one in await pool.judge([case_of(entry)])]
+        return [one for case in cases for one in await pool.judge([case])]
+
+    async def in_batches(pool: SandboxPool) -> list[Judgement]:
+        left, found = order.sample(cases, len(cases)), []
+        while left:
+            size = order.randint(2, 60)
+            found += await pool.judge(left[:size])
+            del left[:size]
+        return found
 
     with SandboxPool(workers=2, timeout_seconds=5, memory_mib=256) as pool:
-        for judgement in asyncio.run(alone(pool)):
-            other = judgements[judgement.id]
-            assert (judgement.verdict, judgement.kind, judgement.outputs) == (other.verdict, other.kind, other.outputs)
+        for judgement in [*asyncio.run(alone(pool)), *asyncio.run(in_batches(pool))]:
+            assert alike(judgement) == wanted[judgement.id]
+        for pid in Path(f"/proc/self/task/{pool._dispatcher.native_id}/children").read_text().split():
+            os.kill(int(pid), signal.SIGKILL)
+        for judgement in asyncio.run(in_batches(pool)):
+            assert alike(judgement) == wanted[judgement.id]
+        assert pool.restarts >= 4
+
+    done = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE],
+        input=json.dumps([case_to_json(case) for case in reversed(cases)]),
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONHASHSEED": "3"},
+    )
+    for record in json.loads(done.stdout):
+        assert alike(judgement_from_json(record)) == wanted[record["id"]]

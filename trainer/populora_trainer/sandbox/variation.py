@@ -15,9 +15,10 @@ is made of those. Sets of numbers, of tuples of numbers and of objects whose `__
 order, since that follows from the program alone.
 
 Permutations and mixed hashes follow from a key, which is drawn for each program from the seed of the training run,
-and from the run's number: a run's order is the reverse of the one before it where PLAN says so, and its hashes are the
-complement. So whatever picks one of two elements, or one of the first and the last of any number, differs for certain
-somewhere in the plan. What takes one of two values by any other rule agrees by chance in all of 8 runs once in 128.
+and from the run's number. The order of run 2 is the reverse of run 1's, and its hashes are the complement; the order of
+run 3 is run 1's, rotated. So what takes an element by its place in a set, the first of the best ones, or the parity of
+a hash, differs for certain. What takes one of two values by any other rule agrees by chance once in 128: the first run
+and seven of the eight varied ones are independent of each other.
 
 A run also says whether the program saw anything of this. One that did not would see the same in any further run, so it
 gets none.
@@ -38,19 +39,22 @@ import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal
+from itertools import islice
 
 # For run 1, 2, ...: the permutation's family, by how many places it is rotated, whether it is reversed.
-PLAN = ((0, 0, False), (0, 0, True), (0, 1, False), (1, 0, False), (1, 0, True), (2, 0, False), (2, 0, True))
+PLAN = ((0, 0, False), (0, 0, True), (0, 1, False), *[(family, 0, False) for family in range(1, 6)])
 RUNS = 1 + len(PLAN)
 
 _MASK = (1 << 64) - 1
 _ODD = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio, the usual multiplier
-_SHUFFLED = 1024  # elements; a longer set is rotated and reversed, which takes less time
+_SMALL = 256  # elements of a set, beyond which less is done, so that draining one takes no longer than its square
+_LOOKED_AT = 64  # elements of a larger set, by which it is judged; they stand anywhere in it
 _COLLECTOR_THRESHOLD = 700
 
 # Taken as they are, before `install` and before any program.
 _hash, _id, _type, _map, _all = hash, id, type, map, all
-_iterate_set, _iterate_frozenset, _length = set.__iter__, frozenset.__iter__, set.__len__
+_iterate_set, _iterate_frozenset = set.__iter__, frozenset.__iter__
+_set_length, _frozenset_length = set.__len__, frozenset.__len__
 _pop, _discard, _iterate_tuple = set.pop, set.discard, tuple.__iter__
 _fromkeys = dict.__dict__["fromkeys"]
 _PLAIN = frozenset({int, bool})
@@ -160,7 +164,7 @@ def _arrange(elements: list[object]) -> list[object]:
     size = len(elements)
     family, rotated, reverse = PLAN[_number - 1]
     state = _mix(size, family)
-    if size <= _SHUFFLED:
+    if size <= _SMALL:
         for index in range(size - 1, 0, -1):
             state = (state * 6364136223846793005 + 1442695040888963407) & _MASK
             other = (state >> 33) % (index + 1)
@@ -175,42 +179,49 @@ def _walk(elements: list[object], owner: set[object]) -> Iterator[object]:
     """Iterate as a set's own iterator does, which finds out when the set has changed."""
     size = len(elements)
     for element in elements:
-        if _length(owner) != size:
+        if _set_length(owner) != size:
             raise RuntimeError("Set changed size during iteration")
         yield element
-    if _length(owner) != size:
+    if _set_length(owner) != size:
         raise RuntimeError("Set changed size during iteration")
 
 
-def _arranged(owner: set[object] | frozenset[object]) -> list[object] | None:
-    """Return the elements in this run's order; None where the set's own is that of every run."""
+def _has_settled_order(size: int, elements: Iterator[object]) -> bool:
+    """Whether a set's own order is that of every run; note where the program is about to see another."""
     global _seen
-    iterate = _iterate_set if isinstance(owner, set) else _iterate_frozenset
-    if _PLAIN.issuperset(_map(_type, iterate(owner))) or not _number:  # type: ignore[arg-type]
-        return None
-    elements = list(iterate(owner))  # type: ignore[arg-type]
-    if len(elements) < 2 or _all([_hash_and_whether_settled(element)[1] for element in elements]):
-        return None
-    _seen = True
-    return _arrange(elements)
+    if not _number or size < 2:
+        return True
+    looked_at = list(islice(elements, size if size <= _SMALL else _LOOKED_AT))
+    if _PLAIN.issuperset(_map(_type, looked_at)):
+        return True
+    for element in looked_at:
+        if isinstance(element, tuple) and _PLAIN.issuperset(_map(_type, _iterate_tuple(element))):
+            continue
+        if not _hash_and_whether_settled(element)[1]:
+            _seen = True
+            return False
+    return True
 
 
 def _set_iter(self: set[object], /) -> Iterator[object]:
-    elements = _arranged(self)
-    return _iterate_set(self) if elements is None else _walk(elements, self)
+    if _has_settled_order(_set_length(self), _iterate_set(self)):
+        return _iterate_set(self)
+    return _walk(_arrange(list(_iterate_set(self))), self)
 
 
 def _frozenset_iter(self: frozenset[object], /) -> Iterator[object]:
-    elements = _arranged(self)
-    return _iterate_frozenset(self) if elements is None else iter(elements)
+    if _has_settled_order(_frozenset_length(self), _iterate_frozenset(self)):
+        return _iterate_frozenset(self)
+    return iter(_arrange(list(_iterate_frozenset(self))))
 
 
 def _set_pop(self: set[object], /) -> object:
-    elements = _arranged(self)
-    if elements is None:
+    size = _set_length(self)
+    if _has_settled_order(size, _iterate_set(self)) or size > _SMALL:
         return _pop(self)
-    _discard(self, elements[0])
-    return elements[0]
+    element = _arrange(list(_iterate_set(self)))[0]
+    _discard(self, element)
+    return element
 
 
 def _dict_fromkeys(cls: type, iterable: object, value: object = None, /) -> object:

@@ -122,7 +122,8 @@ def main(control: int, job_fd: int, result_fd: int, memory_mib: int, varied: boo
     """Serve runs until the decider closes the control socket."""
     module, unvaried = program.prepare(varied)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
-    isolation = Isolation(memory_mib)
+    # More for further runs, so that who counts what memory there is finds another number.
+    isolation = Isolation(memory_mib + memory_mib // 2 if varied else memory_mib)
     isolation.missing["variation"] = unvaried
     if isolation.confines_processes:
         isolation.missing["clock"] = isolation.missing["clock"] or _probe(isolation, _OF_THE_CLOCK)
