@@ -1,6 +1,8 @@
 """Validations a second: the verifier with its isolation on, beside two peers in the same run.
 
-A validation is two runs of a program on one input. Peers, re-created here at their smallest:
+A validation is two runs of a program on one input, and nine of one that sees the order of a set of words, a hash of a
+string or an address, whether or not its output shows it; the row "order seen" has such programs alone. Peers,
+re-created here at their smallest:
 - bare fork: one forked child per run, no isolation, no limits, the value sent back as text; forked from processes that
   have imported nothing, as the size of what is forked from is most of a fork's cost;
 - in process: a process pool whose workers execute every program twice in themselves, as Absolute Zero's executor does.
@@ -37,10 +39,16 @@ PROGRAMS = (
     "import math\ndef f(x):\n    return math.gcd(x * 12, 18), math.isqrt(x)\n",
 )
 
+# Honest programs that see the order of a set: what they return does not depend on it.
+ORDER_SEEN = (
+    "def f(x):\n    return sorted({str(i) for i in range(x)})\n",
+    "def f(x):\n    total = 0\n    for word in set('abcdefgh'[:x]):\n        total += len(word)\n    return total\n",
+)
 
-def programs(number: int) -> list[tuple[str, str]]:
+
+def programs(number: int, kinds: tuple[str, ...] = PROGRAMS) -> list[tuple[str, str]]:
     """Distinct programs, so that nothing can be remembered."""
-    return [(f"{PROGRAMS[i % len(PROGRAMS)]}# {i}\n", str(i % 20)) for i in range(number)]
+    return [(f"{kinds[i % len(kinds)]}# {i}\n", str(i % 20)) for i in range(number)]
 
 
 def execute(program: str, text: str) -> str:
@@ -139,7 +147,7 @@ class Measured:
 
     Attributes:
         rate: validations a second.
-        processor_us: processor time, in microseconds, of all its processes together.
+        processor_us: processor time, in microseconds, of all its processes together, for half a validation.
         faults: page faults of all its processes together.
     """
 
@@ -176,16 +184,17 @@ def main() -> None:
     arguments.add_argument("--json", action="store_true")
     options = arguments.parse_args()
     cases = programs(options.programs)
-    contenders: dict[str, Contender] = {
-        "verifier, isolated": verifier,
-        "bare fork per run": bare_fork,
-        "in process, unisolated": in_process,
+    contenders: dict[str, tuple[Contender, list[tuple[str, str]]]] = {
+        "verifier, isolated": (verifier, cases),
+        "verifier, order seen": (verifier, programs(64 + options.programs // 4, ORDER_SEEN)),
+        "bare fork per run": (bare_fork, cases),
+        "in process, unisolated": (in_process, cases),
     }
     load = os.getloadavg()[0]
     found = {name: Measured() for name in contenders}
     for _ in range(options.rounds):
-        for name, contender in contenders.items():
-            measure(contender, options.workers, cases, found[name])
+        for name, (contender, its_cases) in contenders.items():
+            measure(contender, options.workers, its_cases, found[name])
     ours = found["verifier, isolated"]
     if options.json:
         figures = {

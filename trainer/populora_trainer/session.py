@@ -21,7 +21,6 @@ from populora_api import (
     parse_manifest,
     resolved_yaml,
 )
-from populora_api.spec import Sandbox
 from populora_trainer.assistance import Begin, Likeness, assist, compare, device_of, environment_of
 from populora_trainer.diagnostics.metrics import assemble
 from populora_trainer.diagnostics.prometheus import RunMonitor
@@ -281,7 +280,7 @@ def open_session(
     check_change = partial(_check_change, notice=events.on_notice)
     with (
         Run.open_or_create(store, resolved_yaml(manifest), check_change=check_change, from_step=from_step) as run,
-        _verifier(spec.sandbox, services.sandbox_url, allow_missing) as verifier,
+        _verifier(spec, services.sandbox_url, allow_missing) as verifier,
     ):
         world = SINGLE if group is None else group.world
         device = device_of(world, spec.trainer.gpus_per_node if services.controlled else 0)
@@ -431,11 +430,12 @@ async def assist_session(manifest: PopulationRun, group: "Group", services: Serv
     return await assist(group, learner, engine)
 
 
-def _verifier(limits: Sandbox, service: str | None, allow_missing: Collection[str]) -> SandboxPool | RemoteVerifier:
+def _verifier(spec: Spec, service: str | None, allow_missing: Collection[str]) -> SandboxPool | RemoteVerifier:
+    limits, seed = spec.sandbox, spec.population.seed
     if service is not None:
-        return RemoteVerifier(service)
+        return RemoteVerifier(service, seed=seed)
     return SandboxPool(
-        timeout_seconds=limits.timeout_seconds, memory_mib=limits.memory_mib, allow_missing=allow_missing
+        timeout_seconds=limits.timeout_seconds, memory_mib=limits.memory_mib, allow_missing=allow_missing, seed=seed
     )
 
 

@@ -112,11 +112,30 @@ def test_a_batch_is_judged_remotely_as_it_is_here(pool):
     assert serving(pool, asked) == asyncio.run(pool.judge(batch))
 
 
+def test_the_seed_of_the_run_travels_with_the_cases(pool):
+    """What passes by chance, a few of these, is another program under another seed."""
+    noise = "def f(x):\n    h = hash(str(x))\n    return (h & 1023 ^ h >> 10 & 1023) < 250"
+    batch = [problem(number, noise) for number in range(50)]
+
+    async def asked(url, service):
+        return [await RemoteVerifier(url, seed=seed).judge(batch) for seed in (5, (1 << 53) - 1)]
+
+    one, other = ([judgement.verdict for judgement in judged] for judged in serving(pool, asked))
+    assert one == [judgement.verdict for judgement in asyncio.run(pool.judge(batch, seed=5))]
+    assert one != other
+
+
 def test_malformed_requests_are_answered_with_what_is_wrong(pool):
     async def asked(url, service):
         answers = []
         async with aiohttp.ClientSession() as session:
-            for body in (b"{", b"[]", b'{"cases": [{"id": "1"}]}', b'{"cases": [], "deadline_seconds": -1}'):
+            for body in (
+                b"{",
+                b"[]",
+                b'{"cases": [{"id": "1"}]}',
+                b'{"cases": [], "deadline_seconds": -1}',
+                b'{"cases": [], "seed": -1}',
+            ):
                 async with session.post(f"{url}/judge", data=body) as answer:
                     answers.append((answer.status, (await answer.json())["error"]))
             async with session.post(f"{url}/judge", json={"cases": [{}] * 2000}) as answer:
@@ -125,7 +144,14 @@ def test_malformed_requests_are_answered_with_what_is_wrong(pool):
 
     answers = serving(pool, asked)
     assert {status for status, _ in answers} == {400}
-    wanted = ("not JSON", '{"cases": [...]}', "cases[0]: task is null", "deadline_seconds is -1", "cases are 2000")
+    wanted = (
+        "not JSON",
+        '{"cases": [...]}',
+        "cases[0]: task is null",
+        "deadline_seconds is -1",
+        "seed is -1",
+        "cases are 2000",
+    )
     for (_, error), said in zip(answers, wanted, strict=True):
         assert said in error
 

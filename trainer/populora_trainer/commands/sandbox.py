@@ -40,13 +40,17 @@ def command() -> None:
 @command.command("check")
 @click.argument("file", type=click.File("r", encoding="utf-8"))
 @click.option("--timeout", default=10.0, show_default=True, type=Seconds(0, 3600, min_open=True), metavar="SECONDS",
-              help="Processor time of one run, and a third of its wall time; a problem takes two runs.")  # fmt: skip
+              help="Processor time of one run, and a third of its wall time; a problem takes two or more.")  # fmt: skip
 @click.option("--memory", default=512, show_default=True, type=click.IntRange(16, 1 << 20), metavar="MIB",
               help="Memory of one run.")  # fmt: skip
 @click.option("--workers", type=click.IntRange(1, 1024), help="Programs that run at a time.  [default: processors]")
 @click.option("--allow-missing", multiple=True, type=click.Choice(REQUIRED_LAYERS),
               help="Go on without this isolation layer; may be repeated.")  # fmt: skip
-def check(file: TextIO, timeout: float, memory: int, workers: int | None, allow_missing: tuple[str, ...]) -> None:
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0, (1 << 64) - 1),
+              help="population.seed of the run whose verdicts these are to be.")  # fmt: skip
+def check(
+    file: TextIO, timeout: float, memory: int, workers: int | None, allow_missing: tuple[str, ...], seed: int
+) -> None:
     """Judge the cases of FILE (- for standard input), one JSON object a line, and print one JSON line a case.
 
     \b
@@ -59,14 +63,16 @@ def check(file: TextIO, timeout: float, memory: int, workers: int | None, allow_
     not see). Outputs, one for each input, are taken for the program's, which is not run for them. Results come in
     order, each as soon as it and all before it are known.
     """
-    with SandboxPool(workers=workers, timeout_seconds=timeout, memory_mib=memory, allow_missing=allow_missing) as pool:
+    with SandboxPool(
+        workers=workers, timeout_seconds=timeout, memory_mib=memory, allow_missing=allow_missing, seed=seed
+    ) as pool:
         asyncio.run(_check(pool, _cases(file, file.name)))
 
 
 @command.command("serve")
 @click.option("--listen", default="127.0.0.1:8080", show_default=True, metavar="HOST:PORT", help="Where to serve.")
 @click.option("--timeout", default=10.0, show_default=True, type=Seconds(0, 3600, min_open=True), metavar="SECONDS",
-              help="Processor time of one run, and a third of its wall time; a problem takes two runs.")  # fmt: skip
+              help="Processor time of one run, and a third of its wall time; a problem takes two or more.")  # fmt: skip
 @click.option("--memory", default=512, show_default=True, type=click.IntRange(16, 1 << 20), metavar="MIB",
               help="Memory of one run.")  # fmt: skip
 @click.option("--workers", type=click.IntRange(1, 1024), help="Programs that run at a time.  [default: processors]")

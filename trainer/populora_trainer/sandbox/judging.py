@@ -32,14 +32,10 @@ class Run:
     program: str
     inputs: tuple[str, ...]
 
-    def job_inputs(self, number: int) -> bytes:
-        """Return the argument lists of run `number`, from 0: after the first backwards, and the last of these twice.
-
-        All inputs of a run share one process. A program whose outputs depend on earlier calls gives others in another
-        order or at another call: what counts calls modulo m > 1 and gave the same for its first input at call 1, n
-        and n + 1 of n inputs would have m divide n - 1 and n.
-        """
-        return _as_job(self.inputs[::-1] + self.inputs[:1] if number else self.inputs)
+    @property
+    def packed_inputs(self) -> bytes:
+        """The argument lists as a job carries them; all share one process."""
+        return _packed(self.inputs)
 
     def key(self, seed: int) -> int:
         """Return the 64-bit key of what varies between the runs; it follows from the run itself and the seed alone."""
@@ -47,8 +43,8 @@ class Run:
         return int.from_bytes(hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest())
 
 
-@functools.lru_cache(maxsize=256)  # all runs after the first have the same
-def _as_job(inputs: tuple[str, ...]) -> bytes:
+@functools.lru_cache(maxsize=256)  # all runs of a program have the same
+def _packed(inputs: tuple[str, ...]) -> bytes:
     values = [literals.parse_arguments(arguments, len(arguments)) for arguments in inputs]
     return marshal.dumps(literals.pack(values))  # type: ignore[arg-type]
 

@@ -202,10 +202,9 @@ def pack(argument_lists: list[tuple[object, ...]]) -> tuple[bool, object]:
     return False, argument_lists
 
 
-def unpack(packed: tuple[bool, object]) -> list[tuple[object, ...]]:
-    """Return what was packed; equal parts of it are no more the same object than they were."""
-    marked, value = packed
-    return _unpacked(value) if marked else value  # type: ignore[return-value]
+def unpack(packed: object) -> list[tuple[object, ...]]:
+    """Return what was packed as True; equal parts of it are no more the same object than they were."""
+    return _unpacked(packed)  # type: ignore[return-value]
 
 
 def _holds_set(value: object) -> bool:

@@ -460,8 +460,7 @@ class _Dispatcher(threading.Thread):
         check = not number and program.code is None and not policy.is_plain(program.source)
         source = program.source if program.code is None else program.code
         key = run.key(execution.batch.seed) if number else 0
-        inputs = run.job_inputs(number)
-        job = Job((execution.nonce, check, source, inputs, self._limits.max_output_chars, number, key))
+        job = Job((execution.nonce, check, source, run.packed_inputs, self._limits.max_output_chars, number, key))
         self._start(index, execution, job.wire, timeout)
 
     def _launch_compilation(self, index: int, batch: _Batch) -> None:

@@ -12,6 +12,7 @@ code objects are loaded by isolated children only. What it cannot compile is com
 import builtins
 import codecs
 import contextlib
+import gc
 import importlib
 import marshal
 import os
@@ -43,7 +44,7 @@ _ENCODINGS = (
 # Taken before any program runs, so that a program which patches `os` or `builtins` patches them for itself only.
 # Plain strings, because an enumeration's text is made by functions that look builtins up.
 _write, _exit, _compile, _exec, _callable = os.write, os._exit, compile, exec, callable
-_load, _bytes = marshal.loads, bytes
+_load, _bytes, _collect = marshal.loads, bytes, gc.collect
 _str, _type, _type_name = str, type, literals._name
 _VALID, _SYNTAX_ERROR, _MISSING_ENTRY, _FORBIDDEN_IMPORT = (
     Verdict.VALID.value,
@@ -68,8 +69,11 @@ class ForbiddenImport(ImportError):  # noqa: N818
 class Job(tuple[bytes, bool, str | bytes, bytes, int, int, int]):
     """A run: nonce, whether to check policy, program or its code, packed inputs, longest output, number and key.
 
-    Code comes from a `Compilation`, which has checked policy. The inputs are a list of tuples, see `literals.pack`;
-    number and key are those of `variation.begin`.
+    Code comes from a `Compilation`, which has checked policy. The inputs are marshalled, see `literals.pack`. Number
+    and key are those of `variation.begin`, or 0. A run with a number takes the inputs backwards, and the last of these
+    twice: a program whose outputs depend on earlier calls gives others in another order or at another call. What counts
+    calls modulo m > 1 and gave the same for its first input at call 1, n and n + 1 of n inputs would have m divide
+    n - 1 and n.
     """
 
     @property
@@ -246,9 +250,15 @@ def _outcome(
         return _SYNTAX_ERROR, _describe(error)
     if not isinstance(code, CodeType):
         return code
-    arguments = literals.unpack(_load(inputs))
+    # What is called for the first time here costs pages that have to be copied, so little is.
+    marked, arguments = _load(inputs)
+    if marked:
+        arguments = literals.unpack(arguments)
+    if number:
+        arguments = arguments[::-1] + _again(inputs)
+        variation.begin(number, key)
+    _collect()  # how much was made before the program started is not its doing
     outputs = []
-    variation.begin(number, key)
     try:
         _exec(code, module.__dict__)
         entry = module.__dict__.get("f")
@@ -268,7 +278,13 @@ def _outcome(
         return _UNSERIALISABLE, _describe(error)
     except BaseException as error:
         return _RUNTIME_ERROR, _describe(error)
-    return _VALID_VARIED if variation.seen() else _VALID, "\n".join(outputs)
+    return _VALID_VARIED if number and variation.seen() else _VALID, "\n".join(outputs)
+
+
+def _again(inputs: bytes) -> list[tuple[object, ...]]:
+    """Return the first argument list alone, made anew, since a call may have changed it."""
+    marked, arguments = _load(inputs)
+    return (literals.unpack(arguments) if marked else arguments)[:1]
 
 
 def _describe(error: BaseException) -> str:

@@ -33,11 +33,14 @@ class RemoteVerifier:
     service whenever it is alone with it costs one verdict, and not the replicas.
     """
 
-    def __init__(self, url: str, *, patience_seconds: float = 600.0, request_seconds: float = 300.0) -> None:
+    def __init__(
+        self, url: str, *, seed: int = 0, patience_seconds: float = 600.0, request_seconds: float = 300.0
+    ) -> None:
         """Judge at a service.
 
         Args:
             url: of the service; every address that its host name has is a replica.
+            seed: of the training run; see `SandboxPool`.
             patience_seconds: how long cases are tried again without one judgement coming back.
             request_seconds: deadline of one request.
 
@@ -54,6 +57,7 @@ class RemoteVerifier:
             raise SandboxError(f"the sandbox service {url!r} is not an address: http://HOST[:PORT] is allowed")
         self._scheme, self._host = parts.scheme, host
         self._port = port or (443 if parts.scheme == "https" else 80)
+        self._seed = seed
         self._patience = patience_seconds
         self._request_seconds = request_seconds
         self._order = random.SystemRandom()  # which replica is asked first; no result depends on it
@@ -122,7 +126,11 @@ class RemoteVerifier:
             _DeadlyError: so many replicas died with the request.
             SandboxError: as `judge`.
         """
-        body = {"cases": [case_to_json(case) for case in cases], "deadline_seconds": self._request_seconds}
+        body = {
+            "cases": [case_to_json(case) for case in cases],
+            "deadline_seconds": self._request_seconds,
+            "seed": self._seed,
+        }
         loop = asyncio.get_running_loop()
         give_up = loop.time() + self._patience
         pause, failure, avoided = _FIRST_PAUSE, "", None

@@ -1,6 +1,6 @@
 """The verifier as an HTTP service, for pods of their own.
 
-    POST /judge    {"cases": [...], "deadline_seconds": 60}  ->  {"judgements": [...]}, in the order of the cases
+    POST /judge    {"cases": [...], "deadline_seconds": 60, "seed": 0}  ->  {"judgements": [...]}, in the cases' order
     GET  /healthz  200 as long as programs can be executed here, however many wait
     GET  /readyz   the same, and 503 from the moment on at which the service is to end
     GET  /metrics  for Prometheus
@@ -187,9 +187,9 @@ class SandboxService:
                 raise _Refused(503, "the service is ending; ask another replica")
             body = await self._body(request)
             self._held += (held := len(body))
-            cases, deadline = self._read(body)
+            cases, deadline, seed = self._read(body)
             del body
-            judgements = await self._judged(cases, deadline, request.remote or "")
+            judgements = await self._judged(cases, deadline, seed, request.remote or "")
             answer = await _written(judgements)
         except _Refused as refusal:
             self.metrics.requests.labels(str(refusal.status)).inc()
@@ -244,7 +244,7 @@ class SandboxService:
             self._held -= held
         return bytes(body)
 
-    def _read(self, body: bytes) -> tuple[list[Case], float]:
+    def _read(self, body: bytes) -> tuple[list[Case], float, int | None]:
         limits = self.limits
         most = _VALUES_PER_CASE * (limits.cases_per_request + 1) + 2 * limits.inputs_per_request
         try:
@@ -261,21 +261,24 @@ class SandboxService:
                 or not 0 < deadline <= MAX_DEADLINE_SECONDS
             ):
                 raise WireError(f"deadline_seconds is {deadline!r}, allowed are 0 to {MAX_DEADLINE_SECONDS:g}")
+            seed = record.get("seed")
+            if seed is not None and (type(seed) is not int or not 0 <= seed < 1 << 64):
+                raise WireError(f"seed is {str(seed)[:40]}, allowed are 0 to 2^64 - 1")
             read = [_numbered(number, case) for number, case in enumerate(cases)]
         except WireError as error:
             raise _Refused(400, str(error)) from None
         inputs = sum(len(case.inputs) for case in read)
         if inputs > limits.inputs_per_request:
             raise _Refused(413, f"inputs of all cases are {inputs}, allowed are {limits.inputs_per_request} a request")
-        return read, float(deadline)
+        return read, float(deadline), seed
 
-    async def _judged(self, cases: Sequence[Case], deadline: float, client: str) -> list[Judgement]:
+    async def _judged(self, cases: Sequence[Case], deadline: float, seed: int | None, client: str) -> list[Judgement]:
         # A request that alone is over the limit is let in where nothing waits, or it could never be answered.
         if self._queued and self._queued + len(cases) > self.limits.queued_cases:
             raise _Refused(429, f"{self._queued} cases are waiting", {"Retry-After": "1"})
         self._queued += len(cases)
         self.metrics.queued.set(self._queued)
-        judging = asyncio.ensure_future(self.pool.judge(cases, client=client))
+        judging = asyncio.ensure_future(self.pool.judge(cases, seed=seed, client=client))
         ending = asyncio.ensure_future(self._ended.wait())
         try:
             await asyncio.wait({judging, ending}, timeout=deadline, return_when=asyncio.FIRST_COMPLETED)

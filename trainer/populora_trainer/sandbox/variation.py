@@ -46,7 +46,7 @@ PLAN = ((0, 0, False), (0, 0, True), (0, 1, False), *[(family, 0, False) for fam
 RUNS = 1 + len(PLAN)
 
 _MASK = (1 << 64) - 1
-_ODD = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio, the usual multiplier
+_ODD = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio, as in SplitMix64
 _SMALL = 256  # elements of a set, beyond which less is done, so that draining one takes no longer than its square
 _LOOKED_AT = 64  # elements of a larger set, by which it is judged; they stand anywhere in it
 _COLLECTOR_THRESHOLD = 700
@@ -65,19 +65,17 @@ _HASHES_OF_PARTS = tuple([kind.__hash__ for kind in _OF_PARTS])
 
 _ADDRESS = re.compile(" at 0x([0-9a-f]+)")
 
-_number = 0  # 0 stands for a run that is not varied
+_number = 0  # 0 before any run
 _key = 0
 _seen = False  # the program saw something that varies
 _unsettled = False  # a hash that was just made varies
 
 
 def begin(number: int, key: int) -> None:
-    """Start run `number` of a program, from 0; what varies follows from the 64-bit `key` and the number."""
+    """Start varied run `number` of a program, from 1; what varies follows from the 64-bit `key` and the number."""
     global _number, _key, _seen
     _number, _key, _seen = number, key, False
-    gc.collect()  # how much was made before the program started is not its doing
-    if number:
-        gc.set_threshold(_COLLECTOR_THRESHOLD // 2 + _mix(number) % _COLLECTOR_THRESHOLD)
+    gc.set_threshold(_COLLECTOR_THRESHOLD // 2 + _mix(number) % _COLLECTOR_THRESHOLD)
 
 
 def seen() -> bool:
@@ -86,9 +84,15 @@ def seen() -> bool:
 
 
 def _mix(value: int, salt: int = 0) -> int:
-    value = ((value ^ _key) + salt * _ODD) * _ODD & _MASK
-    value = (value ^ value >> 29) * 0xBF58476D1CE4E5B9 & _MASK
-    return value ^ value >> 32
+    """Return 64 bits that follow from a value, the key and a salt."""
+    return _finalized(value & _MASK ^ _finalized(_key + salt * _ODD & _MASK))
+
+
+def _finalized(value: int) -> int:
+    """The finalizer of SplitMix64 (Steele, Lea and Flood, 2014)."""
+    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+    value = (value ^ value >> 27) * 0x94D049BB133111EB & _MASK
+    return value ^ value >> 31
 
 
 def _mixed(native: int) -> int:
@@ -161,6 +165,8 @@ def _arrange(elements: list[object]) -> list[object]:
     first = _type(elements[0])
     if (first is str or first is bytes) and _all([_type(element) is first for element in elements]):
         elements.sort()  # whatever the hash seed
+    else:
+        elements.sort(key=_id)  # as they were made, more or less, wherever the heap lies
     size = len(elements)
     family, rotated, reverse = PLAN[_number - 1]
     state = _mix(size, family)
@@ -363,4 +369,5 @@ def unvaried() -> str | None:
     }
     lacking = [way for way, take in ways.items() if "".join(iter(take())) != first]
     begin(0, 0)
+    gc.set_threshold(_COLLECTOR_THRESHOLD)
     return f"{' and '.join(lacking)} cannot be varied in this interpreter" if lacking else None

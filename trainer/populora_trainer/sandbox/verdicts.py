@@ -27,7 +27,7 @@ class Verdict(StrEnum):
     | forbidden_import | imports a module off the list (policy.py)       | invalid |           |           | malformed |
     | forbidden_name   | uses a name off the list (policy.py)            | invalid |           |           | malformed |
     | runtime_error    | raises, at import or in `f`                     | invalid |           | wrong     | wrong     |
-    | nondeterministic | two fresh interpreters give different values    | invalid |           | wrong     | wrong     |
+    | nondeterministic | runs or calls give different values             | invalid |           | wrong     | wrong     |
     | timeout          | still running at the deadline; killed           | invalid |           | wrong     | wrong     |
     | memory           | asks for more memory than allowed               | invalid |           | wrong     | wrong     |
     | output_limit     | an output longer than allowed; never cut        | invalid |           | wrong     | wrong     |
