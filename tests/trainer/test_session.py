@@ -11,11 +11,11 @@ import pytest
 import torch
 from peft import PeftModel
 from scripted import ScriptedEngine
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, DeepseekV3Config, DeepseekV3ForCausalLM
 
 from populora_api import ManifestError, load_manifest
 from populora_trainer import session as sessions
-from populora_trainer.errors import BaseModelError, OtherBaseError, StorageError
+from populora_trainer.errors import AdapterTargetError, BaseModelError, OtherBaseError, StorageError
 from populora_trainer.nano.heldout import held_out_programs, load_heldout
 from populora_trainer.nano.registry import builtin_folder, copy_builtin
 from populora_trainer.population.peft_format import read_adapter
@@ -485,3 +485,52 @@ def test_held_out_problems_are_the_first_of_each_type() -> None:
         mine = [problem for problem in chosen if problem.task == task]
         assert mine == [problem for problem in load_heldout() if problem.task == task][:3]
     assert held_out_problems(0) == ()
+
+
+@pytest.mark.parametrize(
+    ("targets", "sentence"),
+    [
+        ("[kv_b_proj, gate_proj]", "PEFT does not load an adapter of gate_proj on DeepseekV3ForCausalLM"),
+        (
+            "[kv_b_proj, gate_proj, up_proj]",
+            "PEFT does not load an adapter of gate_proj, up_proj on DeepseekV3ForCausalLM",
+        ),
+        ("[c_attn]", "c_attn is no linear layer of the base; it has"),
+    ],
+)
+def test_targets_that_do_not_fit_the_base_are_refused_by_name_and_claim_nothing(
+    tmp_path: Path, targets: str, sentence: str
+) -> None:
+    base = tmp_path / "base"
+    copy_builtin("nano", base)
+    (base / "model.safetensors").unlink()
+    vocabulary = json.loads((base / "config.json").read_text())["vocab_size"]
+    config = DeepseekV3Config(
+        hidden_size=16,
+        intermediate_size=16,
+        moe_intermediate_size=8,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        kv_lora_rank=8,
+        q_lora_rank=8,
+        v_head_dim=8,
+        qk_rope_head_dim=4,
+        qk_nope_head_dim=4,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_group=1,
+        topk_group=1,
+        first_k_dense_replace=1,
+        vocab_size=vocabulary,
+        bos_token_id=None,
+    )
+    DeepseekV3ForCausalLM(config).save_pretrained(base)
+    run, uri = tmp_path / "run", f"baseModel.uri=file://{base}"
+    with pytest.raises(AdapterTargetError, match=sentence) as caught:
+        train(run, uri, f"adapter.targetModules={targets}")
+    assert caught.value.exit_code == 42
+    assert not list(run.glob("steps/*"))
+    manifest = load_manifest(MANIFEST, (uri, "adapter.targetModules=[kv_b_proj]"), output=run)
+    with open_session(manifest, events=Events()) as session:  # the same folder, without what is refused
+        assert next(path for path, _, _ in session.trainer.population.named_stacks()).endswith("kv_b_proj")
