@@ -21,7 +21,7 @@ REFUSED = {
     ("Mamba", "out_proj"): "PEFT does not load an adapter of out_proj on MambaForCausalLM",
     ("Mamba 2", "out_proj"): "PEFT does not load an adapter of out_proj on Mamba2ForCausalLM",
     ("RecurrentGemma", ""): "RecurrentGemmaForCausalLM keeps a state of its rows in model.layers.0",
-    ("RWKV", ""): "RwkvForCausalLM gives other log-probabilities token by token with its cache than in one go",
+    ("RWKV", ""): "RwkvForCausalLM takes no cache of keys and values or states",
 }
 
 

@@ -9,9 +9,11 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import PreTrainedModel
 
-from populora_trainer.errors import RolloutError
+from populora_trainer.errors import RolloutError, UnfitBaseError
 from populora_trainer.population.lora import LoraPopulation
+from populora_trainer.rollout import check
 from populora_trainer.rollout.engine import Completion, RolloutRequest, all_completions
+from populora_trainer.rollout.key_values import take_rows
 from populora_trainer.rollout.transformers_engine import TransformersEngine, sample
 
 END, PAD = 1, 0
@@ -178,3 +180,15 @@ def test_sampling_leaves_the_models_mode_alone(make_population: Callable[..., Lo
     population.model.train()
     generate(engine_of(population), [request(0)])
     assert population.model.training
+
+
+def test_a_base_whose_cache_does_not_follow_its_rows_is_refused(
+    make_population: Callable[..., LoraPopulation], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    population = make_population(members=2)
+    engine_of(population)
+    monkeypatch.setattr(check, "take_rows", lambda cache, rows: take_rows(cache, 1 - rows))
+    with pytest.raises(UnfitBaseError, match=r"gives other log-probabilities token by token .*engine VLLM") as caught:
+        engine_of(population)
+    assert caught.value.exit_code == 42
+    assert "\n" not in str(caught.value)

@@ -11,6 +11,8 @@ from populora_trainer.rollout.output_head import difference, rounding
 
 _LENGTHS = (2, 7)  # of two prompts: one is padded
 _DECODED = 2
+# Batches of another shape round otherwise, and a mixture may then ask another expert.
+_ROUNDINGS = 5
 
 
 def check_sampling(population: LoraPopulation, pad_id: int) -> None:
@@ -43,7 +45,7 @@ def check_sampling(population: LoraPopulation, pad_id: int) -> None:
             f"rows can't leave a batch when they are done; inference.engine VLLM samples elsewhere"
         )
     off = difference(found, expected)
-    if not off <= rounding(population.model.dtype):
+    if not off <= _ROUNDINGS * rounding(population.model.dtype):
         raise UnfitBaseError(
             f"baseModel.uri: {name} gives other log-probabilities token by token with its cache than in one go, off by "
             f"{off:.1e} of their norm; inference.engine VLLM samples elsewhere"

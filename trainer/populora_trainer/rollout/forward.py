@@ -24,8 +24,16 @@ def last_logits(
         input_ids: (row, token), padded on the left.
         attention_mask: (row, cached + token), 0 on padding.
         position_ids: (row, token).
+
+    Raises:
+        UnfitBaseError: the architecture takes no cache.
     """
     accepted = _accepted(model)
+    if not {"cache", "past_key_values"} & accepted:
+        raise UnfitBaseError(
+            f"baseModel.uri: {type(model).__name__} takes no cache of keys and values or states, which sampling "
+            f"in this process needs; inference.engine VLLM samples elsewhere"
+        )
     if getattr(model, "_is_stateful", False) and "position_ids" not in accepted:
         attention_mask = attention_mask[:, -input_ids.shape[1] :]  # Mamba takes the mask of its input, not of the past
     options: dict[str, object] = {"cache" if "cache" in accepted else "past_key_values": cache, "use_cache": True}
