@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from populora_trainer.errors import BaseModelError, UnfitBaseError
+from populora_trainer.nano.registry import copy_builtin
 from populora_trainer.nano.tokenizer import build_tokenizer
 from populora_trainer.rollout.base_model import (
     load_base,
@@ -168,6 +169,31 @@ def test_a_model_that_continues_no_text_is_named(saved_model: Path) -> None:
     (saved_model / "config.json").write_text('{"model_type": "vit"}')
     with pytest.raises(UnfitBaseError, match="model's type is vit, which is no causal language model of transformers"):
         load_base(f"file://{saved_model}")
+
+
+def test_a_base_of_the_hub_is_the_commit_that_its_branch_named_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    place, old, new = tmp_path / "models--Some--Model", "a" * 40, "b" * 40
+    for commit, name in ((old, "nano"), (new, "nano-raw")):
+        copy_builtin(name, place / "snapshots" / commit)
+    (place / "refs").mkdir()
+    (place / "refs" / "main").write_text(old)
+    first = load_base("hf://Some/Model")
+    (place / "refs" / "main").write_text(new)
+    moved, pinned, named = (
+        load_base(uri, revision=revision)
+        for uri, revision in (
+            ("hf://Some/Model", None),
+            ("hf://Some/Model", first.revision),
+            (f"hf://Some/Model@{old}", None),
+        )
+    )
+    assert [base.revision for base in (first, moved, pinned, named)] == [old, new, old, old]
+    assert first.digest == pinned.digest == named.digest != moved.digest
+    assert (named.place, named.folder) == ("Some/Model", None)
 
 
 def test_an_unknown_dtype_is_refused(saved_model: Path) -> None:

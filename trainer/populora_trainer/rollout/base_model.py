@@ -21,6 +21,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 from transformers.utils import logging
+from transformers.utils.hub import cached_file, extract_commit_hash
 
 from populora_trainer.errors import BaseModelError, NoBaseModelError, UnfitBaseError
 from populora_trainer.rollout.attention import attention_for
@@ -89,9 +90,13 @@ def load_base(
     if dtype not in DTYPES:
         raise BaseModelError(f"baseModel.dtype is {dtype}; allowed are {', '.join(DTYPES)}")
     source, named = _source(uri)
-    pinned = (revision or named) if isinstance(source, str) else None
-    options: dict[str, Any] = {} if pinned is None else {"revision": pinned}
+    commit: str | None = None
+    options: dict[str, Any] = {}
     try:
+        if isinstance(source, str):
+            # A branch's name may mean another commit for the next file: the first file says which it is for all.
+            commit = _commit_of(source, revision or named)
+            options["revision"] = commit
         # From the hub, the bars tell how far a download is; from a folder, they flash by.
         with _no_progress_bars() if isinstance(source, Path) else nullcontext():
             attention = attention_for(AutoConfig.from_pretrained(source, **options))
@@ -112,7 +117,7 @@ def load_base(
     _check_tensors(uri, loading)
     _check_vocabulary(uri, tokenizer, model)
     model = model.to(device).eval().requires_grad_(False)
-    folder, commit = (source, None) if isinstance(source, Path) else (None, _commit_of(model, pinned))
+    folder = source if isinstance(source, Path) else None
     base = Base(model, tokenizer, uri, folder, commit, weights_digest(model))
     _check_numbers(uri, model)
     if not base.end_ids:
@@ -184,9 +189,9 @@ def _source(uri: str) -> tuple[Path | str, str | None]:
     )
 
 
-def _commit_of(model: nn.Module, asked: str | None) -> str | None:
-    """Return the commit of the hub that the configuration came from; a branch's name may mean another tomorrow."""
-    return getattr(model.config, "_commit_hash", None) or asked
+def _commit_of(name: str, revision: str | None) -> str | None:
+    """Return the commit that a revision of a model on the hub is; the revision itself where the cache does not tell."""
+    return extract_commit_hash(cached_file(name, "config.json", revision=revision), None) or revision
 
 
 def _check_tensors(uri: str, loading: Mapping[str, Any]) -> None:
