@@ -278,13 +278,15 @@ class _Reader:
         for kind in kinds:
             if kind in _READERS and (value := _READERS[kind](node.value)) is not _NO_MATCH:
                 if isinstance(value, float) and not math.isfinite(value):
-                    self._report(line, show_path(path), f"{node.value} is not allowed: a finite number")
+                    self._report(line, show_path(path), f"{node.value[:60]} is not allowed: a finite number")
                     return None
                 if isinstance(value, str) and _SURROGATE.search(value):
                     self._report(line, show_path(path), "half of a surrogate pair is not allowed: Unicode text")
                     return None
                 return value
-        self._report(line, show_path(path), f"{node.value!r} with the tag {_short(node.tag)} is not allowed: no tag")
+        self._report(
+            line, show_path(path), f"{node.value[:60]!r} with the tag {_short(node.tag)} is not allowed: no tag"
+        )
         return None
 
     def _refuse_tag(self, node: yaml.Node, path: Path, kind: str) -> None:

@@ -12,6 +12,10 @@ from populora_api.schema import Schema, child_schema, properties, structural_sch
 _PART = re.compile(r"([^.\[\]]+)((?:\[[0-9]+\])*)")
 
 
+SHOWN = 120
+"""Characters of an override that a problem repeats."""
+
+
 def apply_override(document: Document, override: str) -> list[Problem]:
     """Change the document's value in place and return what is wrong with the override.
 
@@ -21,7 +25,7 @@ def apply_override(document: Document, override: str) -> list[Problem]:
             resource means a field of spec. VALUE is YAML; `null` takes the field away, so that its default holds. No
             VALUE at all is refused, as a shell's variable that is not set leaves none.
     """
-    source = f"--set {override}"
+    source = f"--set {override if len(override) <= SHOWN else override[:SHOWN] + '...'}"
     name, equals, text = override.partition("=")
     path = _parse(name.strip())
     if not equals or path is None:

@@ -132,3 +132,13 @@ def test_wrong_overrides_and_wrong_fields_are_listed_together(manifest, write):
 def test_an_override_can_mend_the_manifest(manifest, write):
     manifest["spec"]["training"] = {"steps": "many"}
     assert spec_after(write, manifest, "training.steps=3").training.steps == 3
+
+
+@pytest.mark.parametrize(
+    "value", ["[" * 10_000, "7" * 5_000, "x" * 5_000, "." + "9" * 5_000 + "e999", "!x " + "y" * 5_000]
+)
+def test_a_problem_repeats_no_long_value(manifest, write, value):
+    with pytest.raises(ManifestError) as caught:
+        load_manifest(write(manifest), [f"training.learningRate={value}"])
+    assert str(caught.value).startswith(f"--set training.learningRate={value[:20]}")
+    assert len(str(caught.value)) < 400

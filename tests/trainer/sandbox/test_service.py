@@ -135,6 +135,8 @@ def test_malformed_requests_are_answered_with_what_is_wrong(pool):
                 b'{"cases": [{"id": "1"}]}',
                 b'{"cases": [], "deadline_seconds": -1}',
                 b'{"cases": [], "seed": -1}',
+                b'{"cases": [], "sed": 3}',
+                b'{"cases": [], "deadline_seconds": 1' + b"0" * 400 + b"}",
             ):
                 async with session.post(f"{url}/judge", data=body) as answer:
                     answers.append((answer.status, (await answer.json())["error"]))
@@ -150,10 +152,13 @@ def test_malformed_requests_are_answered_with_what_is_wrong(pool):
         "cases[0]: task is null",
         "deadline_seconds is -1",
         "seed is -1",
+        "'sed' is no field of a request, allowed are cases, deadline_seconds, seed",
+        "deadline_seconds is 1000",
         "cases are 2000",
     )
     for (_, error), said in zip(answers, wanted, strict=True):
         assert said in error
+        assert len(error) < 150
 
 
 def test_a_full_queue_says_so_and_the_client_comes_again(pool):

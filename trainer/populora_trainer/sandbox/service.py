@@ -32,6 +32,7 @@ _CANARY = Case("canary", "code_o", "def f(x):\n    return x + 1", ("1",))
 _CANARY_SECONDS = 5.0  # how long runs that ended vouch for the service
 _CANARY_WAIT = 2.0  # for one to be executed; a probe's timeout is 5
 _TROUBLE_SECONDS = 10.0  # in which no program can be run, after which the service is not healthy
+_FIELDS = frozenset({"cases", "deadline_seconds", "seed"})
 _ENCODINGS = ("identity", "gzip", "deflate")
 _VALUES_PER_CASE = 10  # of JSON, without inputs and outputs
 _CLOSING_SECONDS = 1.0  # for the last answers to be sent
@@ -251,6 +252,10 @@ class SandboxService:
             record = load_bounded(body, most)
             if not isinstance(record, dict) or not isinstance(record.get("cases"), list):
                 raise WireError('the body must be {"cases": [...]}')
+            if unknown := sorted(set(record) - _FIELDS):
+                raise WireError(
+                    f"{unknown[0][:40]!r} is no field of a request, allowed are {', '.join(sorted(_FIELDS))}"
+                )
             cases = record["cases"]
             if len(cases) > limits.cases_per_request:
                 raise WireError(f"cases are {len(cases)}, allowed are {limits.cases_per_request} a request")
@@ -260,7 +265,7 @@ class SandboxService:
                 or not isinstance(deadline, int | float)
                 or not 0 < deadline <= MAX_DEADLINE_SECONDS
             ):
-                raise WireError(f"deadline_seconds is {deadline!r}, allowed are 0 to {MAX_DEADLINE_SECONDS:g}")
+                raise WireError(f"deadline_seconds is {str(deadline)[:40]}, allowed are 0 to {MAX_DEADLINE_SECONDS:g}")
             seed = record.get("seed")
             if seed is not None and (type(seed) is not int or not 0 <= seed < 1 << 64):
                 raise WireError(f"seed is {str(seed)[:40]}, allowed are 0 to 2^64 - 1")
