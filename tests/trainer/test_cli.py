@@ -16,6 +16,7 @@ from populora_api import PopulationRun
 from populora_trainer.cli import COMMANDS
 from populora_trainer.commands.run import command as run_command
 from populora_trainer.storage.local import LocalStore
+from populora_trainer.storage.removal import foreign_in
 
 TINY = Path(__file__).with_name("tiny.yaml")
 POPULORA = "from populora_trainer.cli import main; main()"
@@ -188,6 +189,17 @@ def test_places_that_cannot_be_had_are_refused_before_torch_is_loaded(tmp_path: 
     )
     assert re.fullmatch(rf"Error: {held} is in use by process \d+ on .*\n", used[2])
     assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_of_other_files_is_refused_and_one_that_looks_like_a_run_is_not(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "guide.md").write_text("text")
+    ((code, _, errors),) = in_one_process([["run", str(TINY), "-o", str(tmp_path / "docs")]])
+    assert (code, [path.name for path in (tmp_path / "docs").iterdir()]) == (1, ["guide.md"])
+    assert errors.startswith(f"Error: {tmp_path}/docs can't hold the run: it has guide.md in it, which is no part of")
+    (tmp_path / "volume" / "lost+found").mkdir(parents=True)
+    (tmp_path / "volume" / "base.json").write_text("{}")
+    assert foreign_in(tmp_path / "volume") == []
 
 
 def test_a_folder_given_twice_is_refused_and_a_path_that_cannot_be_looked_up_is_one_sentence(tmp_path: Path) -> None:

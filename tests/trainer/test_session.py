@@ -341,7 +341,7 @@ def test_other_threads_that_a_user_asked_for_are_taken_and_said(
     notices: list[str] = []
     train(tmp_path, "training.steps=2", notices=notices)
     assert torch.get_num_threads() == 1
-    notice = notices[-1]
+    (notice,) = [notice for notice in notices if "threads" in notice]
     assert notice.startswith("From step 2 on, this run is computed with threads 1 (before: 2): ")
     assert "not bit-equal" in notice
     entries = read_environments(LocalStore(tmp_path))
@@ -393,7 +393,8 @@ def test_a_runs_identity_cannot_change_and_the_rest_can(scripted: None, tmp_path
     before = digest(tmp_path)
     with pytest.raises(ManifestError) as caught:
         train(tmp_path, "population.seed=7", "adapter.rank=16")
-    assert {problem.field for problem in caught.value.problems} == {"spec.population.seed", "spec.adapter.rank"}
+    assert [problem.field for problem in caught.value.problems] == ["spec.population.seed", "spec.adapter.rank", ""]
+    assert str(caught.value).endswith(f"{tmp_path} holds another run: name another place for this one")
     assert "spec.population.seed: is immutable: the run has 0, the manifest says 7" in str(caught.value)
     assert digest(tmp_path) == before
     notices: list[str] = []
@@ -427,6 +428,33 @@ def test_a_run_goes_on_with_the_weights_that_it_began_with_only(scripted: None, 
     (given / "model.safetensors").write_bytes(weights)
     train(run, uri, "training.steps=2")
     assert digest(run)[0] == 2
+
+
+def test_a_call_that_is_refused_changes_nothing_of_the_run(scripted: None, tmp_path: Path) -> None:
+    run, base, other = (tmp_path / name for name in ("run", "base", "other"))
+    copy_builtin("nano", base)
+    copy_builtin("nano-raw", other)
+    uri = f"baseModel.uri={base.as_uri()}"
+    train(run, uri, "training.steps=2", threads=1)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    weights = base / "model.safetensors"
+    notices: list[str] = []
+
+    def refused(error: type[Exception], *overrides: str, from_step: int | None = None) -> None:
+        with pytest.raises(error):
+            train(run, uri, *overrides, from_step=from_step, threads=2, notices=notices)
+        assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+    refused(StorageError, "training.steps=3", from_step=9)
+    refused(ManifestError, "training.steps=3", "training.maxPromptTokens=600", from_step=1)
+    kept = weights.read_bytes()
+    weights.write_bytes((other / "model.safetensors").read_bytes())
+    refused(OtherBaseError, "training.steps=3", from_step=1)
+    weights.write_bytes(kept)
+    assert not any("goes on" in notice for notice in notices)
+    train(run, uri, "training.steps=3", from_step=1, threads=1, notices=notices)
+    assert "spec.training.steps: 2 -> 3" in notices[-1]
+    assert digest(run)[0] == 3
 
 
 def test_going_back_in_a_folder_that_is_no_run_leaves_no_folder(tmp_path: Path) -> None:
@@ -483,12 +511,14 @@ def test_a_folder_that_holds_something_else_is_refused(tmp_path: Path) -> None:
         train(tmp_path)
 
 
-def test_held_out_problems_are_the_first_of_each_type() -> None:
-    chosen = held_out_problems(3)
-    for task in ("code_i", "code_o", "code_f"):
-        mine = [problem for problem in chosen if problem.task == task]
-        assert mine == [problem for problem in load_heldout() if problem.task == task][:3]
-    assert held_out_problems(0) == ()
+def test_held_out_problems_are_the_first_of_each_of_the_runs_types() -> None:
+    for tasks in (("code_i", "code_o", "code_f"), ("code_o", "code_i"), ("code_f",)):
+        chosen = held_out_problems(3, tasks)
+        assert {problem.task for problem in chosen} == set(tasks)
+        for task in tasks:
+            mine = [problem for problem in chosen if problem.task == task]
+            assert mine == [problem for problem in load_heldout() if problem.task == task][:3]
+    assert held_out_problems(0, ("code_i",)) == ()
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def _introduce(console: Console, manifest: PopulationRun, place: str, idle: list
     who = (
         "a single agent that proposes and solves"
         if spec.mode == "SingleAgent"
-        else f"{spec.population.teachers} teachers and {spec.population.students} students"
+        else f"{_counted(spec.population.teachers, 'teacher')} and {_counted(spec.population.students, 'student')}"
     )
     where = f"on {spec.base_model.uri}, in {escape(place)}"
     console.print(f"[bold]{manifest.metadata.name}[/bold]: {who} {where}", soft_wrap=True)
@@ -130,12 +130,21 @@ def _introduce(console: Console, manifest: PopulationRun, place: str, idle: list
         console.print(f"For a cluster only, without effect here: {', '.join(idle)}", style="dim", soft_wrap=True)
 
 
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")
+
+
+_WITHOUT_LINES = ("held-out evaluation",)
+"""Phases that may take minutes and print nothing until they are over."""
+
+
 class _View:
     """A line for every step, and below them a bar with the phase that is going on."""
 
     def __init__(self, console: Console, steps: int) -> None:
         self._console = console
         self._done = 0
+        self._waits: set[str] = set()
         self._progress = Progress(
             TextColumn("step"),
             MofNCompleteColumn(),
@@ -164,6 +173,9 @@ class _View:
         self._progress.update(self._task, completed=step)
 
     def phase(self, name: str) -> None:
+        if not self._console.is_terminal and name in _WITHOUT_LINES and name not in self._waits:
+            self._waits.add(name)
+            self.say(f"{name.capitalize()} ...")
         self._progress.update(self._task, description=name)
 
     def step(self, metrics: StepMetrics) -> None:

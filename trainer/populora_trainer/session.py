@@ -4,7 +4,6 @@ import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import transformers
@@ -48,7 +47,7 @@ from populora_trainer.sandbox.remote import RemoteVerifier
 from populora_trainer.seeding import Seeding, held, seed_problems
 from populora_trainer.selfplay import Tools
 from populora_trainer.storage.base_record import BaseRecord, read_base, settle_base
-from populora_trainer.storage.checkpoint import Adapter, CheckpointState, Manifest, newest_manifest
+from populora_trainer.storage.checkpoint import Adapter, CheckpointState, Manifest
 from populora_trainer.storage.environment import (
     Environment,
     differences,
@@ -61,6 +60,7 @@ from populora_trainer.storage.publication import Publication, publish
 from populora_trainer.storage.run import EARLIER_MANIFESTS, Run, open_store
 from populora_trainer.tasks.budget import shortest_limit
 from populora_trainer.tasks.problem import Problem as TaskProblem
+from populora_trainer.tasks.problem import TaskType
 from populora_trainer.tasks.templates import Template, template_for
 
 SHOWN_CHANGES = 8
@@ -101,7 +101,7 @@ class Session:
         self.monitor = monitor
         self.resumed: int | None = None
         held_out = self.spec.evaluation.held_out
-        self.problems = held_out_problems(held_out.problems)
+        self.problems = held_out_problems(held_out.problems, self.spec.tasks.types)
         self._committed = 0
         self._stored: tuple[str, ...] = ()
         self._doubted = False
@@ -277,9 +277,9 @@ def open_session(
     storage = spec.storage
     # Whoever goes back to a step has a run; a mistyped folder is not made.
     store = open_store(storage.uri, create=from_step is None, endpoint=storage.endpoint, region=storage.region)
-    check_change = partial(_check_change, notice=events.on_notice)
+    resolved = resolved_yaml(manifest)
     with (
-        Run.open_or_create(store, resolved_yaml(manifest), check_change=check_change, from_step=from_step) as run,
+        Run.open_or_create(store, resolved, check_change=_check_change, from_step=from_step, hold=True) as run,
         _verifier(spec, services.sandbox_url, allow_missing) as verifier,
     ):
         world = SINGLE if group is None else group.world
@@ -290,7 +290,7 @@ def open_session(
         if group is not None:
             group.scatter([Begin(environment.threads, revision)] * world.size)
         base = load_base(spec.base_model.uri, spec.base_model.dtype, device=device, revision=revision)
-        settle_base(store, record_of(base), begun=newest_manifest(store) is not None)
+        settle_base(store, record_of(base), begun=run.step is not None)
         refuse(_position_refusals(spec, base))
         members = _members(manifest)
         population = _population(spec, len(members), base)
@@ -331,6 +331,10 @@ def open_session(
             events.on_phase,
         )
         session = Session(manifest, run, trainer, events, monitor)
+        # From here on the run goes on: nothing of what is refused above has changed it.
+        if (replaced := run.begin()) is not None:
+            _tell_changes(replaced, manifest, events.on_notice)
+        record_environment(store, run.step or 0, environment)
         latest = run.latest()
         if latest is not None:
             session.restore(latest)
@@ -439,12 +443,12 @@ def _verifier(spec: Spec, service: str | None, allow_missing: Collection[str]) -
     )
 
 
-def held_out_problems(per_task: int) -> tuple[TaskProblem, ...]:
-    """Return the first problems of each task type of the embedded base's held-out set."""
+def held_out_problems(per_task: int, tasks: Collection[TaskType]) -> tuple[TaskProblem, ...]:
+    """Return the first problems of each task type of a run from the embedded base's held-out set."""
     taken: dict[str, int] = {}
     chosen = []
     for problem in load_heldout():
-        if taken.setdefault(problem.task, 0) < per_task:
+        if problem.task in tasks and taken.setdefault(problem.task, 0) < per_task:
             taken[problem.task] += 1
             chosen.append(problem)
     return tuple(chosen)
@@ -459,9 +463,8 @@ def refuse(problems: list[Problem]) -> None:
 def _settle_environment(
     run: Run, device: str, world: World, threads: int | None, notice: Callable[[str], None]
 ) -> Environment:
-    """Compute as the run did so far, record with what, and say where that is not possible or not wanted."""
-    newest = newest_manifest(run.store)
-    step = newest.step if newest is not None else 0
+    """Compute as the run did so far, and say where that is not possible or not wanted."""
+    step = run.step or 0
     before = environment_after(read_environments(run.store), step)
     chosen = not {"OMP_NUM_THREADS", "MKL_NUM_THREADS"}.isdisjoint(os.environ)
     if threads is None and before is not None and not chosen:
@@ -480,7 +483,6 @@ def _settle_environment(
             f"From step {step + 1} on, this run is computed with {differences(before, now)}: "
             f"the continuation is not bit-equal to that of a run that was never stopped"
         )
-    record_environment(run.store, step, now)
     return now
 
 
@@ -525,7 +527,7 @@ def _position_refusals(spec: Spec, base: Base) -> list[Problem]:
 
 def _prompt_refusals(spec: Spec, base: Base, template: Template) -> list[Problem]:
     """Refuse a limit that some prompt of the run cannot keep, whatever is left out of it."""
-    fixed = held_out_problems(spec.evaluation.held_out.problems)
+    fixed = held_out_problems(spec.evaluation.held_out.problems, spec.tasks.types)
     needed, what = shortest_limit(template, base.tokenizer, spec.tasks.types, fixed)
     limit = spec.training.max_prompt_tokens
     if needed <= limit:
@@ -547,12 +549,21 @@ def _held_out_refusals(manifest: PopulationRun) -> list[Problem]:
     return []
 
 
-def _check_change(stored: str, new: str, notice: Callable[[str], None]) -> None:
-    """Say what a run goes on with; raise a ManifestError where it cannot."""
+def _check_change(stored: str, new: str) -> None:
+    """Raise a ManifestError where a run cannot go on with the manifest that is given now."""
     before = parse_manifest(stored.encode(), "run.yaml")
     after = parse_manifest(new.encode(), "the manifest")
-    found = changes(before, after, local=True)
-    refuse([Problem("", one.field, str(one).removeprefix(f"{one.field} ")) for one in found if one.immutable])
+    found = [change for change in changes(before, after, local=True) if change.immutable]
+    problems = [Problem("", one.field, str(one).removeprefix(f"{one.field} ")) for one in found]
+    if problems:
+        place = after.spec.storage.folder or after.spec.storage.uri
+        problems.append(Problem("", "", f"{place} holds another run: name another place for this one"))
+    refuse(problems)
+
+
+def _tell_changes(replaced: str, manifest: PopulationRun, notice: Callable[[str], None]) -> None:
+    """Say what a run goes on with that it did not begin with."""
+    found = changes(parse_manifest(replaced.encode(), "run.yaml"), manifest, local=True)
     if found:
         more = f", and {len(found) - SHOWN_CHANGES} more" if len(found) > SHOWN_CHANGES else ""
         notice(

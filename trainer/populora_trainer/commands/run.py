@@ -14,6 +14,8 @@ from populora_trainer.errors import PopuloraError
 from populora_trainer.parameters import Seconds
 from populora_trainer.ranks.world import World, world_from
 from populora_trainer.storage.local import LocalStore
+from populora_trainer.storage.removal import foreign_in
+from populora_trainer.storage.run import RUN_MANIFEST
 
 
 @click.command("run")
@@ -260,6 +262,12 @@ def _check_places(run: PopulationRun, leave_status: Path | None) -> None:
             raise PopuloraError(f"{folder} can't hold the run: {nearest} is not writable")
         if nearest == folder and (holder := LocalStore(folder, create=False).holder()):
             raise PopuloraError(f"{folder} is in use by {holder}")
+        # A mistyped folder would be mixed with a run, of which it could not be cleared again.
+        if nearest == folder and not (folder / RUN_MANIFEST).exists() and (others := foreign_in(folder)):
+            raise PopuloraError(
+                f"{folder} can't hold the run: it has {others[0]} in it, which is no part of a run; name a folder that "
+                f"is empty, does not exist or holds a run"
+            )
     if leave_status is not None:
         place = leave_status if os.path.exists(leave_status) else leave_status.absolute().parent
         if not os.access(place, os.W_OK):

@@ -280,17 +280,26 @@ def point_latest(store: ObjectStore, manifest: Manifest) -> None:
         store.put(LATEST, data)
 
 
-def rewind(store: ObjectStore, step: int) -> None:
-    """Drop every checkpoint after a step, newest first, so that the run goes on from it.
+def check_rewind(store: ObjectStore, step: int) -> None:
+    """Check that a run can be taken back to a step.
 
     Raises:
-        StorageError: the step has no intact checkpoint; nothing is dropped then.
+        StorageError: the step has no intact checkpoint.
     """
     if not intact(store, step):
         raise StorageError(
             f"step {step} of {store.location} can't be gone back to: it has no intact checkpoint; "
             f"{_intact_steps_in_words(store, before=None)}"
         )
+
+
+def rewind(store: ObjectStore, step: int) -> None:
+    """Drop every checkpoint after a step, newest first, so that the run goes on from it.
+
+    Raises:
+        StorageError: the step has no intact checkpoint; nothing is dropped then.
+    """
+    check_rewind(store, step)
     point_latest(store, read_manifest(store, step))
     for later in reversed([known for known in steps(store) if known > step]):
         store.delete(step_key(later))

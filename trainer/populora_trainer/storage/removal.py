@@ -46,7 +46,16 @@ def _top(folder: Path) -> list[str]:
                 if not entry.name.startswith(".")
             )
     except OSError as error:
-        raise StorageError(f"{folder} is not deleted: it can't be read: {error.strerror}") from error
+        raise StorageError(f"{folder} can't be read: {error.strerror}") from error
+
+
+def foreign_in(folder: Path) -> list[str]:
+    """Return what stands in a folder and is no part of a run; a file system's own `lost+found` is nobody's.
+
+    Raises:
+        StorageError: the folder can't be read.
+    """
+    return [name for name in _top(folder) if not _of_a_run(name) and name != "lost+found/"]
 
 
 def _refuse_foreign(store: ObjectStore, keys: list[str]) -> None:

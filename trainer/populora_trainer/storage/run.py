@@ -10,6 +10,7 @@ from populora_trainer.errors import StorageError
 from populora_trainer.storage.checkpoint import (
     CheckpointState,
     Manifest,
+    check_rewind,
     collect,
     load_newest,
     newest_manifest,
@@ -33,11 +34,21 @@ class Run:
     before leaves the run at the step before. Nothing in it depends on the clock or the machine.
     """
 
-    def __init__(self, store: ObjectStore, lock: ExitStack) -> None:
+    def __init__(self, store: ObjectStore, lock: ExitStack, manifest: str, from_step: int | None) -> None:
         """Take over a store whose lock is held; use `open_or_create`."""
         self.store = store
         self.logs = RunLogs(store)
         self._lock = lock
+        self._manifest = manifest
+        self._from_step = from_step
+
+    @property
+    def step(self) -> int | None:
+        """The committed step that the run goes on from; None where there is none."""
+        if self._from_step is not None:
+            return self._from_step
+        newest = newest_manifest(self.store)
+        return None if newest is None else newest.step
 
     @classmethod
     def open_or_create(
@@ -47,12 +58,12 @@ class Run:
         *,
         check_change: Callable[[str, str], None] | None = None,
         from_step: int | None = None,
+        hold: bool = False,
     ) -> "Run":
-        """Lock the run, make it if it is new, and put it in order as its newest checkpoint says.
+        """Lock the run, make it if it is new, and put it in order as its newest checkpoint says (`begin`).
 
-        What an interrupted writer left is cleared: temporary files, a LATEST that lags behind, log lines of steps that
-        were not committed. Until step 0 is committed the manifest may become any other: a first try that failed has
-        left nothing worth keeping.
+        Until step 0 is committed the manifest may become any other: a first try that failed has left nothing worth
+        keeping.
 
         Args:
             store: where the run lives or shall live.
@@ -60,6 +71,7 @@ class Run:
             check_change: called with (stored, new) text where they differ; raises if the run can't change like that.
                 Without it, no difference is allowed.
             from_step: drop the checkpoints after this step and go on from it.
+            hold: leave a run that is there as it is until `begin` is called, since the call may still be refused.
 
         Raises:
             StorageError: another process holds the run, it belongs to another manifest, or its newest checkpoint is
@@ -69,20 +81,36 @@ class Run:
             lock.enter_context(store.lock())
             if from_step is not None and not store.exists(RUN_MANIFEST):
                 raise StorageError(f"{store.location} holds no run yet, so there is no step {from_step} to go back to")
-            _settle_manifest(store, manifest, check_change)
+            _check_manifest(store, manifest, check_change)
             if from_step is not None:
-                rewind(store, from_step)
-            newest = newest_manifest(store)
-            if newest is not None:
-                point_latest(store, newest)
-            run = cls(store, lock.pop_all())
+                check_rewind(store, from_step)
+            run = cls(store, lock.pop_all(), manifest, from_step)
         try:
-            # Step 0 is the state before training; without a checkpoint not even its lines count.
-            run.logs.trim(-1 if newest is None else newest.step)
+            if hold and store.exists(RUN_MANIFEST):
+                newest_manifest(store)  # one that is damaged is told before anything is loaded
+            else:
+                run.begin()
         except BaseException:
             run.close()
             raise
         return run
+
+    def begin(self) -> str | None:
+        """Put the run in order to go on, and return the manifest that its own takes the place of, None for the same.
+
+        What an interrupted writer left is cleared: temporary files, a LATEST that lags behind, log lines of steps that
+        were not committed.
+        """
+        replaced = _settle_manifest(self.store, self._manifest)
+        if self._from_step is not None:
+            rewind(self.store, self._from_step)
+            self._from_step = None
+        newest = newest_manifest(self.store)
+        if newest is not None:
+            point_latest(self.store, newest)
+        # Step 0 is the state before training; without a checkpoint not even its lines count.
+        self.logs.trim(-1 if newest is None else newest.step)
+        return replaced
 
     def latest(self) -> tuple[Manifest, CheckpointState] | None:
         """Return the newest checkpoint, or None for a run without one; every byte is checked against its digest."""
@@ -182,24 +210,37 @@ def existing_run(place: str) -> ObjectStore:
     return store
 
 
-def _settle_manifest(store: ObjectStore, text: str, check_change: Callable[[str, str], None] | None) -> None:
-    try:
-        if not store.exists(RUN_MANIFEST) and store.list("steps/"):
+def _check_manifest(store: ObjectStore, text: str, check_change: Callable[[str, str], None] | None) -> None:
+    """Refuse a manifest that is not the run's, or that the run cannot go on with."""
+    if not store.exists(RUN_MANIFEST):
+        if store.list("steps/"):
             raise StorageError(f"{store.location} holds checkpoints but no {RUN_MANIFEST}, so it can't be gone on with")
+        return
+    stored = store.get(RUN_MANIFEST).decode()
+    if stored == text or newest_manifest(store) is None:
+        return
+    if check_change is None:
+        raise StorageError(
+            f"{store.location} holds a run of another manifest: choose another folder, or compare with "
+            f"{store.location}/{RUN_MANIFEST}"
+        )
+    check_change(stored, text)
+
+
+def _settle_manifest(store: ObjectStore, text: str) -> str | None:
+    """Make the text the run's manifest; keep and return the one that steps were done by, where it is another."""
+    try:
         store.create(RUN_MANIFEST, text.encode())
+        return None
     except AlreadyExists:
         stored = store.get(RUN_MANIFEST).decode()
-        if stored == text:
-            return
-        if newest_manifest(store) is not None:
-            if check_change is None:
-                raise StorageError(
-                    f"{store.location} holds a run of another manifest: choose another folder, or compare with "
-                    f"{store.location}/{RUN_MANIFEST}"
-                ) from None
-            check_change(stored, text)
-            _keep(store, stored)
-        store.put(RUN_MANIFEST, text.encode())
+    if stored == text:
+        return None
+    begun = newest_manifest(store) is not None
+    if begun:
+        _keep(store, stored)
+    store.put(RUN_MANIFEST, text.encode())
+    return stored if begun else None
 
 
 def _keep(store: ObjectStore, text: str) -> None:
