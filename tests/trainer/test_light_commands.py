@@ -1,8 +1,10 @@
 """Commands that only read and list answer at once: they import nothing that takes seconds."""
 
 import json
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent / "storage"))
 from toy_run import train
 
+ROOT = Path(__file__).parents[2]
 TINY = Path(__file__).with_name("tiny.yaml")
 HEAVY = ("torch", "transformers", "scipy", "numpy", "peft", "safetensors.torch", "boto3", "populora_operator")
 CODE = f"""
@@ -74,3 +77,17 @@ def test_help_needs_neither_torch_nor_the_api() -> None:
     done = subprocess.run([sys.executable, "-c", start + code + check], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
     assert "Commands:" in done.stdout
+
+
+@pytest.mark.parametrize("role", ["sandbox", "sidecar"])
+def test_a_role_imports_only_what_its_extra_installs(role: str) -> None:
+    """The images of the sandbox and the sidecar have no other packages."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    names = {extra: {re.split(r"[<>=~]", one)[0] for one in extras[extra]} for extra in ("trainer", role)}
+    absent = tuple(sorted(name.replace("-", "_") for name in names["trainer"] - names[role]))
+    assert {"mpmath", "numpy", "torch"} <= set(absent)
+    code = CODE.replace(repr(HEAVY), repr(absent)).rpartition("from populora")[0]
+    service = {"sandbox": "sandbox", "sidecar": "serving"}[role]
+    code += f"import populora_trainer.commands.{role}, populora_trainer.{service}.service"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr

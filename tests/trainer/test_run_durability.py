@@ -265,7 +265,7 @@ def test_what_a_run_prints_to_a_file_is_plain_lines(undisturbed):
     output = undisturbed[1].output()
     lines = output.splitlines()
     assert lines[0] == "Loading torch and builtin://nano ..."
-    assert lines[1] == f"tiny: 2 teachers and 1 students on builtin://nano, in {undisturbed[0]}"
+    assert lines[1] == f"tiny: 2 teachers and 1 student on builtin://nano, in {undisturbed[0]}"
     assert "Loading weights" not in output
     assert not re.search(r"[\x00-\x09\x0b-\x1f]", output)
     assert sum(bool(re.match(r" +[12]  ", line)) for line in lines) == STEPS

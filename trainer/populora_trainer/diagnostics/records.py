@@ -5,7 +5,7 @@ Where nothing was measured a number is null, never NaN. Rates are shares in [0, 
 
 from typing import NotRequired, TypedDict
 
-from populora_trainer.population.ratings import Result
+from populora_trainer.population.members import Result
 from populora_trainer.tasks.problem import TaskType
 
 Role = str  # "teacher", "student"; a single agent's samples carry the role in which they were drawn

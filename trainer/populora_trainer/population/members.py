@@ -8,6 +8,8 @@ from typing import Literal, TypeAlias
 from populora_trainer.errors import StorageError
 
 Role = Literal["teacher", "student", "agent"]
+Result = Literal["win", "draw", "loss"]
+"""What a rated game was for one of its two sides."""
 JsonScalar: TypeAlias = str | int | float | bool | None
 JsonValue: TypeAlias = "JsonScalar | Sequence[JsonValue] | Mapping[str, JsonValue]"
 

@@ -12,11 +12,10 @@ import mpmath
 import trueskill
 from trueskill.backends import choose_backend
 
-from populora_trainer.population.members import PRIOR_MU, PRIOR_SIGMA, Member
+from populora_trainer.population.members import PRIOR_MU, PRIOR_SIGMA, Member, Result
 from populora_trainer.tasks.problem import TaskType
 
 GamesPer = Literal["Matchup", "TaskType", "Problem"]
-Result = Literal["win", "draw", "loss"]
 
 BETA = PRIOR_SIGMA / 2.0
 TAU = PRIOR_SIGMA / 100.0
