@@ -14,8 +14,11 @@ import codecs
 import contextlib
 import gc
 import importlib
+import itertools
 import marshal
 import os
+import queue
+import random
 import struct
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -137,6 +140,25 @@ class _Nowhere:
         """Do nothing."""
 
 
+def _refuse_unseeded() -> None:
+    """Let whatever `random` gives without a seed end in an error; `statistics` draws samples from it."""
+
+    def refuse(*arguments: object, **options: object) -> NoReturn:
+        raise RuntimeError("random numbers without a seed are different in every run")
+
+    for name, value in list(vars(random).items()):
+        if getattr(value, "__self__", None) is random._inst:
+            setattr(random, name, refuse)
+    seed = random.Random.seed
+
+    def seeded(self: random.Random, a: "int | float | str | bytes | bytearray | None" = None, version: int = 2) -> None:
+        if a is None:
+            refuse()
+        seed(self, a, version)
+
+    random.Random.seed = seeded  # type: ignore[method-assign]
+
+
 def prepare(varied: bool = False) -> tuple[ModuleType, str | None]:
     """Return the module that a program runs in. Called once, before forking: every child has its own copy of it.
 
@@ -150,6 +172,9 @@ def prepare(varied: bool = False) -> tuple[ModuleType, str | None]:
     register, os.register_at_fork = os.register_at_fork, lambda **hooks: None
     modules = _public_modules()
     os.register_at_fork = register
+    _refuse_unseeded()
+    # Nobody can put anything into a queue that a program waits at, so its time is up at once.
+    vars(queue)["time"] = itertools.count(0.0, 1e18).__next__
     for encoding in _ENCODINGS:  # loaded when first used, and a program can load nothing
         codecs.lookup(encoding)
     unvaried = None
