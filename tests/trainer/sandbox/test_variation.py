@@ -183,3 +183,15 @@ def test_what_follows_from_a_program_is_not_refused(pool: SandboxPool) -> None:
     cases = [(Case(program, "code_o", program, ("1",)), output) for output in HONEST for program in HONEST[output]]
     judgements = judge(pool, [case for case, _ in cases])
     assert [one.id for (case, output), one in zip(cases, judgements, strict=True) if one.outputs != (output,)] == []
+
+
+def test_the_further_runs_of_a_program_take_no_whole_timeout_each() -> None:
+    """Each run is within its own limit, and all together are not: the first took no time."""
+    slow = "def f(x):\n    if next(iter(set('abcdefgh'))) != FIRST:\n        for n in range(10**8): pass\n    return 1"
+    with SandboxPool(workers=1, timeout_seconds=2) as pool:
+        told = "def f(x): return next(iter(set('abcdefgh')))"
+        detail = judge(pool, [Case("told", "code_o", told, ("1",))])[0].detail  # two runs give 'a' and 'b'
+        first = detail.split("'")[1]
+        (judgement,) = judge(pool, [Case("slow", "code_o", slow.replace("FIRST", repr(first)), ("1",))])
+    assert judgement.verdict is Verdict.TIMEOUT
+    assert judgement.detail == "its further runs take too long"

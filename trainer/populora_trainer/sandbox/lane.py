@@ -115,22 +115,22 @@ class Lane:
                 self._received += part
         return len(self._received) <= max_bytes
 
-    def done(self, max_bytes: int) -> tuple[int, bool, int, bytes] | None:
-        """Return run, whether it was late, wait status and record, or None when the zygote is gone."""
+    def done(self, max_bytes: int) -> tuple[int, bool, int, float, bytes] | None:
+        """Return run, whether it was late, wait status, processor seconds and record; None when the zygote is gone."""
         try:
             message = self.control.recv(DONE.size)
         except OSError:
             return None
         if len(message) != DONE.size:
             return None
-        run, late, status = DONE.unpack(message)
+        run, late, status, seconds = DONE.unpack(message)
         self.collect(max_bytes)
         record = bytes(self._received)
         # Whatever a program wrote beyond the limit must not be read as the next one's.
         with contextlib.suppress(BlockingIOError):
             while os.read(self.result_fd, PIPE_BYTES):
                 pass
-        return run, late, status, record
+        return run, late, status, seconds, record
 
     def kill(self) -> None:
         """End the zygote and its program, and wait until both are gone."""

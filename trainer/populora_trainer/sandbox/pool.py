@@ -42,7 +42,10 @@ from populora_trainer.sandbox.zygote import WALL_FACTOR
 
 # The same everywhere, so that a verdict is too. What varies from program to program is in variation.py.
 HASH_SEEDS = (15, 55)
-_FURTHER_TIME = 2  # times a first run's: it calls one input more, and sets take longer
+_FURTHER_TIME = 2  # timeouts that one further run may take: it calls one input more, and sets take longer
+# All further runs together: so many times what the first run took, and so many timeouts.
+_FURTHER_TIMES, _FURTHER_TIMEOUTS = 16, 1
+_MOST_TIMEOUTS = 6  # timeouts that all runs may take
 _NONCE_BYTES = 8
 _GRACE_SECONDS = 10.0  # beyond a run's last moment, after which its zygote counts as stuck
 _ATTEMPTS = 5  # of a run that is killed from outside, before a program that does nothing is run in its place
@@ -85,7 +88,8 @@ class SandboxPool:
         Args:
             workers: programs that may make their first run at a time, and as many their further ones; default:
                 processors of this process.
-            timeout_seconds: processor time of a first run, and a third of its wall time; a further one has twice that.
+            timeout_seconds: processor time of a first run, and a third of its wall time. A further one has twice that;
+                all further ones have 16 times what the first took and one timeout more, five timeouts at most.
             memory_mib: address space of a program, in MiB.
             max_output_chars: longest canonical output, input and literal answer.
             max_program_chars: longest program.
@@ -173,6 +177,7 @@ class _Execution:
         number: of the run that is under way or next, from 0.
         known: what those before it came to.
         outcome: what all of them came to.
+        allowed: seconds of processor time that the further runs may still take.
     """
 
     run: Run
@@ -182,6 +187,7 @@ class _Execution:
     number: int = 0
     known: Outcome | None = None
     outcome: Outcome | None = None
+    allowed: float = 0.0
     attempts: int = 0  # of the present run, that were killed from outside
     suspect: "_Execution | None" = None  # whose innocence this one, a program that does nothing, is to prove
     nonce: bytes = b""
@@ -452,7 +458,9 @@ class _Dispatcher(threading.Thread):
 
     def _launch(self, index: int, execution: _Execution) -> None:
         run, program, number = execution.run, execution.program, execution.number
-        timeout = self._limits.timeout_seconds * (_FURTHER_TIME if number else 1)
+        timeout = self._limits.timeout_seconds
+        if number:
+            timeout = min(_FURTHER_TIME * timeout, execution.allowed)
         execution.nonce = secrets.token_bytes(_NONCE_BYTES)
         execution.deadline = self._deadline(timeout)
         # A character of a literal takes up to four bytes.
@@ -521,7 +529,7 @@ class _Dispatcher(threading.Thread):
         if message is None or execution is None:
             self._broken.add(index)
             return
-        _, late, status, record = message
+        _, late, status, seconds, record = message
         del self._running[index]
         with contextlib.suppress(KeyError):
             self._selector.unregister(lane.result_fd)
@@ -539,11 +547,17 @@ class _Dispatcher(threading.Thread):
             detail = f"killed from outside {_ATTEMPTS} times, where a program that does nothing was not"
             self._settle(execution.suspect, Outcome(Verdict.CRASHED, detail=detail))
         else:
-            self._advance_run(execution, self._outcome(execution, late, code, record))
+            self._advance_run(execution, self._outcome(execution, late, code, record), seconds)
 
-    def _advance_run(self, execution: _Execution, outcome: Outcome) -> None:
-        """Carry an execution on to its next run, or settle it."""
+    def _advance_run(self, execution: _Execution, outcome: Outcome, seconds: float) -> None:
+        """Carry an execution on to its next run, or settle it; the last one took so much processor time."""
         execution.attempts = 0
+        timeout = self._limits.timeout_seconds
+        if execution.number:
+            execution.allowed = max(execution.allowed - seconds, 0.001)  # no run takes less
+        else:
+            allowed = _FURTHER_TIMES * seconds + _FURTHER_TIMEOUTS * timeout
+            execution.allowed = min(allowed, _MOST_TIMEOUTS * timeout - seconds)
         execution.known = outcome if execution.known is None else judging.join(execution.known, outcome)
         execution.number += 1
         if judging.needs_run(execution.number, execution.known):
@@ -554,7 +568,8 @@ class _Dispatcher(threading.Thread):
 
     def _outcome(self, execution: _Execution, late: bool, code: int, record: bytes) -> Outcome:
         if late or code == -signal.SIGXCPU:
-            return Outcome(Verdict.TIMEOUT, detail=f"still running after {self._limits.timeout_seconds:g} s")
+            detail = f"still running after {self._limits.timeout_seconds:g} s"
+            return Outcome(Verdict.TIMEOUT, detail="its further runs take too long" if execution.number else detail)
         if code < 0:
             return Outcome(Verdict.CRASHED, detail=f"killed by {signal.Signals(-code).name}")
         if code > 0:

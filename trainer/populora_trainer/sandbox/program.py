@@ -17,8 +17,6 @@ import importlib
 import itertools
 import marshal
 import os
-import queue
-import random
 import struct
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -142,6 +140,7 @@ class _Nowhere:
 
 def _refuse_unseeded() -> None:
     """Let whatever `random` gives without a seed end in an error; `statistics` draws samples from it."""
+    random = sys.modules["random"]  # imported by `_public_modules`, without what it does in every fork
 
     def refuse(*arguments: object, **options: object) -> NoReturn:
         raise RuntimeError("random numbers without a seed are different in every run")
@@ -151,12 +150,12 @@ def _refuse_unseeded() -> None:
             setattr(random, name, refuse)
     seed = random.Random.seed
 
-    def seeded(self: random.Random, a: "int | float | str | bytes | bytearray | None" = None, version: int = 2) -> None:
+    def seeded(self: object, a: object = None, version: int = 2) -> None:
         if a is None:
             refuse()
         seed(self, a, version)
 
-    random.Random.seed = seeded  # type: ignore[method-assign]
+    random.Random.seed = seeded
 
 
 def prepare(varied: bool = False) -> tuple[ModuleType, str | None]:
@@ -168,13 +167,13 @@ def prepare(varied: bool = False) -> tuple[ModuleType, str | None]:
     Returns:
         The module, and what does not vary although it should.
     """
-    # statistics imports random, which would draw a new seed in every fork for nobody.
+    # random would draw a new seed in every fork, and threading look for threads. So nothing here imports them before.
     register, os.register_at_fork = os.register_at_fork, lambda **hooks: None
     modules = _public_modules()
     os.register_at_fork = register
     _refuse_unseeded()
     # Nobody can put anything into a queue that a program waits at, so its time is up at once.
-    vars(queue)["time"] = itertools.count(0.0, 1e18).__next__
+    vars(sys.modules["queue"])["time"] = itertools.count(0.0, 1e18).__next__
     for encoding in _ENCODINGS:  # loaded when first used, and a program can load nothing
         codecs.lookup(encoding)
     unvaried = None

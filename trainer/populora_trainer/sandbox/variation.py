@@ -7,7 +7,7 @@ from inside, in a zygote of its own, before any program runs:
 |------------------------------------------------------|-------------------------------------------------------------|
 | the order of a set (iteration, `pop`, `fromkeys`)    | a permutation of it; the same one for the same set in a run |
 | `hash(x)`, `x.__hash__()`, however it was reached    | a mixed hash, equal for equal values                        |
-| an address, in a `repr` or as an `id`                | a mixed address                                             |
+| an address, in a `repr`, as an `id`, or of an array  | a mixed address                                             |
 | when the garbage collector runs                      | another moment                                              |
 
 This holds for what differs between two interpreters anyway: hashes of strings and bytes, addresses, and whatever hash
@@ -19,6 +19,7 @@ and from the run's number. The order of run 2 is the reverse of run 1's, and its
 run 3 is run 1's, rotated. So what takes an element by its place in a set, the first of the best ones, or the parity of
 a hash, differs for certain. What takes one of two values by any other rule agrees by chance once in 128: the first run
 and seven of the eight varied ones are independent of each other.
+A set of more than 256 elements is rotated, not shuffled.
 
 A run also says whether the program saw anything of this. One that did not would see the same in any further run, so it
 gets none.
@@ -27,6 +28,7 @@ Python reads sets by their iterator everywhere up to version 3.12. From 3.13 on 
 `unvaried` says so, and two hash seeds are all that stands against an order that a program sees in that way.
 """
 
+import _thread
 import array
 import builtins
 import contextlib
@@ -38,7 +40,6 @@ import operator
 import re
 import reprlib
 import sys
-import threading
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -416,8 +417,8 @@ def _types_with_an_address() -> list[type]:
         types.FrameType,
         weakref.ReferenceType,
         weakref.ProxyType,
-        type(threading.Lock()),
-        type(threading.RLock()),
+        _thread.LockType,
+        _thread.RLock,
         ContextVar,
         Token,
         types.CodeType,
@@ -479,7 +480,7 @@ def _raise_after_this_call(error: BaseException) -> _Guard:
 
     guard = _Guard()
     # The third argument is the weak reference itself, which C does not look at.
-    tell = functools.partial(_SET_ASYNCHRONOUS, threading.get_ident(), Carrier)
+    tell = functools.partial(_SET_ASYNCHRONOUS, _thread.get_ident(), Carrier)
     _told[:] = [weakref.ref(guard, tell)]
     return guard
 

@@ -26,7 +26,7 @@ from typing import NoReturn
 from populora_trainer.sandbox import kernel, program
 
 GO = struct.Struct("=IId")  # run, bytes of the job, timeout in seconds
-DONE = struct.Struct("=I?i")  # run, whether the deadline passed, wait status
+DONE = struct.Struct("=I?id")  # run, whether the deadline passed, wait status, seconds of processor time
 LENGTH = struct.Struct("=I")
 WALL_FACTOR = 3
 
@@ -141,10 +141,10 @@ def main(control: int, job_fd: int, result_fd: int, memory_mib: int, varied: boo
         pid = os.fork()
         if pid == 0:
             _child(isolation, module, control, job_fd, result_fd, size, timeout)
-        timed_out, status = _await(pid, timeout)
+        timed_out, status, seconds = _await(pid, timeout)
         if not confined:
             isolation.kill_strays()
-        os.write(control, DONE.pack(run, timed_out, status))
+        os.write(control, DONE.pack(run, timed_out, status, seconds))
 
 
 def _child(
@@ -160,8 +160,8 @@ def _child(
         os._exit(1)
 
 
-def _await(pid: int, timeout: float) -> tuple[bool, int]:
-    """Wait for the child and kill it when its time is up; return whether it was, and its wait status.
+def _await(pid: int, timeout: float) -> tuple[bool, int, float]:
+    """Wait for the child and kill it when its time is up; return whether it was, its wait status and its time.
 
     Its time is `timeout` seconds of processor time, so that verdicts do not depend on what else the machine does, and
     at most WALL_FACTOR times that by the clock on the wall.
@@ -172,15 +172,15 @@ def _await(pid: int, timeout: float) -> tuple[bool, int]:
         # Nearly every run ends here. What this process touches after a fork has to be copied, so it touches little.
         if _wait_for_signal(_CHILD_ENDED, timeout) is None:
             waited = timeout
-        ended, status = os.waitpid(pid, os.WNOHANG)
+        ended, status, usage = os.wait4(pid, os.WNOHANG)
         if ended:
-            return late, status
+            return late, status, usage.ru_utime + usage.ru_stime
     started = time.monotonic() - waited
     last, check = started + WALL_FACTOR * timeout, started + timeout
     while True:
-        ended, status = os.waitpid(pid, 0 if late else os.WNOHANG)
+        ended, status, usage = os.wait4(pid, 0 if late else os.WNOHANG)
         if ended:
-            return late, status
+            return late, status, usage.ru_utime + usage.ru_stime
         now = time.monotonic()
         if now >= check:
             left = timeout - _processor_seconds(pid)
