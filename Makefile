@@ -45,10 +45,10 @@ check: lint ## lint and the fast tests that need no cluster (under two minutes)
 # Two processes; folders whose tests share a control plane or a server stay in one of them (tests/conftest.py).
 UNPRIVILEGED = OMP_NUM_THREADS=1 $(PYTEST) --numprocesses=2 --dist=loadscope --durations=15 tests --ignore=tests/images --ignore=tests/e2e
 
-test: lint binaries ## every check and every test that needs no root, but those of `make test-faults`
+test: lint binaries ## every check and every test that needs no root, but those of `make test-faults` (12 minutes once all is built, expected on two idle cores)
 	$(UNPRIVILEGED) -m "not faults"
 
-test-faults: setup binaries vllm ## what only faults of S3, vLLM or the control plane can break, and all that is tested with vLLM itself
+test-faults: setup binaries vllm ## what only faults of S3, vLLM or the control plane can break, and all that is tested with vLLM itself (13 minutes on two shared cores)
 	$(UNPRIVILEGED) -m faults
 
 e2e: able setup ## the images, and the whole path on a real Kubernetes node made for it (Linux, root; 12 minutes once all is built)
